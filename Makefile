@@ -1,0 +1,33 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make the environment first.
+
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
+
+.PHONY: demo test check format clean
+
+# The stamp is newer than the files that say what to install, so a change to either installs again.
+$(VENV)/stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "shiplap needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Say make PYTHON=python3.12"; exit 2; }
+	@echo "Making $(VENV) and installing shiplap into it; this takes about a minute."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	$(PIP) -e '.[train,dev]'
+	@touch $@
+
+demo: $(VENV)/stamp
+	$(VENV)/bin/shiplap train gpt2 --tensor-parallel 2 --sequence-parallel --tp-comm-overlap \
+		--num-iteration 200 --val-loss-every 50 --sample-every 200
+
+test: $(VENV)/stamp
+	scripts/check
+
+check: test
+
+format: $(VENV)/stamp
+	$(VENV)/bin/ruff format
+	$(VENV)/bin/ruff check --fix
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

@@ -1,0 +1,85 @@
+"""How the model is laid out over ranks, and which communication hides behind which matrix product."""
+
+from dataclasses import dataclass
+
+from shiplap.config.errors import UserError
+from shiplap.config.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParallelConfig:
+    """Topology and overlap switches. Data parallelism is not asked for: it is world size / (TP × PP).
+
+    The `tp_comm_*` names are Megatron-LM's. There they partly mean "use TransformerEngine's backend for it"; here
+    each means exactly "overlap this, or don't". They act only with sequence parallelism and TP > 1, and none acts
+    without the master switch `tp_comm_overlap`. `shiplap.comm.plan.plan_for` turns them into what each layer does.
+
+    Raises:
+        UserError: for sizes below 1, sequence parallelism with TP 1, overlap without sequence parallelism, or
+            virtual pipeline stages without a pipeline.
+    """
+
+    tensor_parallel_size: int = option(
+        1, "Tensor-parallel size (TP), in ranks: each weight matrix is split over so many.", flag="tensor-parallel"
+    )
+    sequence_parallel: bool = option(
+        False,
+        "Sequence parallelism (SP): between the parallel layers each TP rank keeps 1/TP of the tokens. Needs TP > 1.",
+    )
+    pipeline_parallel_size: int = option(1, "Pipeline-parallel size (PP), in stages.", flag="pipeline-parallel")
+    virtual_pipeline_parallel_size: int = option(
+        1, "Model chunks per pipeline stage. Needs PP > 1.", flag="virtual-pipeline-parallel"
+    )
+    tp_comm_overlap: bool = option(
+        False, "Master switch: hide TP communication behind matrix products. Needs --sequence-parallel."
+    )
+    tp_comm_bulk_wgrad: bool = option(
+        True, "Column backward: the all-gather of the activation runs under the dgrad product."
+    )
+    tp_comm_bulk_dgrad: bool = option(
+        True, "Column backward: the reduce-scatter of the input gradient runs under the wgrad product."
+    )
+    tp_comm_overlap_ag: bool = option(
+        True, "Chunked all-gather/product pipeline in Column forward and Row backward."
+    )
+    tp_comm_overlap_rs: bool = option(True, "Chunked product/reduce-scatter pipeline in Row forward.")
+    tp_comm_overlap_rs_dgrad: bool = option(
+        False,
+        "Chunked dgrad/reduce-scatter pipeline in Column backward; where it acts it takes the place of "
+        "--tp-comm-bulk-dgrad.",
+    )
+    tp_comm_overlap_disable_qkv: bool = option(
+        False, "At QKV, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays."
+    )
+    tp_comm_overlap_disable_fc1: bool = option(
+        False, "At FC1, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, by the name of the flag."""
+        for flag, size in (
+            ("--tensor-parallel", self.tensor_parallel_size),
+            ("--pipeline-parallel", self.pipeline_parallel_size),
+            ("--virtual-pipeline-parallel", self.virtual_pipeline_parallel_size),
+        ):
+            if size < 1:
+                raise UserError(f"{flag} must be at least 1, got {size}.")
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise UserError(
+                "--sequence-parallel shards the sequence over the tensor-parallel ranks, so it needs "
+                "--tensor-parallel > 1, got 1. Raise --tensor-parallel, or drop --sequence-parallel."
+            )
+        if self.tp_comm_overlap and not self.sequence_parallel:
+            raise UserError(
+                "--tp-comm-overlap hides the all-gathers and reduce-scatters of sequence parallelism, so it needs "
+                "--sequence-parallel (and --tensor-parallel > 1). Add it, or drop --tp-comm-overlap."
+            )
+        if self.virtual_pipeline_parallel_size > 1 and self.pipeline_parallel_size == 1:
+            raise UserError(
+                f"--virtual-pipeline-parallel {self.virtual_pipeline_parallel_size} needs --pipeline-parallel > 1, got 1."
+            )
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one copy of the model: TP × PP."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -1,0 +1,148 @@
+"""One training run: model, data, optimizer, machine. The command line is generated from these dataclasses."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from shiplap.config.errors import UserError
+from shiplap.config.model import TransformerConfig
+from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.option import flag_of, option
+from shiplap.config.presets import preset
+
+
+def _check_at_least(config: object, minimum: float, *names: str) -> None:
+    """Refuse numbers below `minimum`, by the name of their flag."""
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if field.name in names and value is not None and value < minimum:
+            raise UserError(f"{flag_of(field)} must be at least {minimum}, got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model: a named size, and what to change about it."""
+
+    preset: str = option("gpt2-debug", "Named size: gpt2-debug, gpt2-124m, gpt2-355m, gpt2-774m or gpt2-1.5b.")
+    vocab_size: int | None = option(None, "Number of tokens, instead of the preset's.")
+    hidden_size: int | None = option(None, "Width of the residual stream, instead of the preset's.")
+    num_layers: int | None = option(None, "Number of decoder blocks, instead of the preset's.")
+    num_attention_heads: int | None = option(None, "Number of attention heads, instead of the preset's.")
+    ffn_hidden_size: int | None = option(None, "Width of the feed-forward layer, instead of the preset's.")
+    max_sequence_length: int | None = option(
+        None, "Longest sequence the position embedding covers, in tokens, instead of the preset's."
+    )
+    dropout: float | None = option(None, "Dropout probability, instead of the preset's 0.")
+    recompute: Literal["none", "selective", "full"] = option(
+        "none", "What backward computes again instead of keeping: nothing, the attention core, or each whole block."
+    )
+
+    def resolve(self, family: str) -> TransformerConfig:
+        """The preset with its overrides applied.
+
+        Raises:
+            UserError: unknown preset, or sizes that do not fit together.
+        """
+        names = {field.name for field in dataclasses.fields(TransformerConfig)}
+        asked = {name: value for name, value in vars(self).items() if name in names and value is not None}
+        return dataclasses.replace(preset(family, self.preset), **asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What to train on, and how many tokens at a time."""
+
+    data: tuple[str, ...] = option(
+        ("stdlib",),
+        "Text files and folders; or `stdlib`: the source text of the installed Python's standard library, byte by byte.",
+    )
+    input_bin: str | None = option(None, "A token file in llm.c's .bin format, instead of --data.")
+    tokenizer: str | None = option(
+        None, "A Hugging Face tokenizer.json, or a folder with one; without it text is read byte by byte."
+    )
+    validation_fraction: float = option(0.05, "Share of the tokens, at the end, kept for validation.")
+    batch_size: int = option(8, "Sequences in one micro-batch, per data-parallel rank.")
+    sequence_length: int = option(128, "Tokens in one sequence. TP need not divide it: it is padded inside.")
+    total_batch_size: int | None = option(
+        None,
+        "Tokens in one optimizer step over all ranks; reached by gradient accumulation. Default: one micro-batch.",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that make no batch."""
+        _check_at_least(self, 1, "batch_size", "sequence_length", "total_batch_size")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise UserError(f"--validation-fraction must be in [0, 1), got {self.validation_fraction}.")
+
+    def num_micro_batches(self, data_parallel_size: int) -> int:
+        """Micro-batches that each rank runs per optimizer step.
+
+        Raises:
+            UserError: `total_batch_size` is not a multiple of batch × sequence × DP.
+        """
+        tokens = self.batch_size * self.sequence_length * data_parallel_size
+        if self.total_batch_size is None:
+            return 1
+        if self.total_batch_size % tokens:
+            raise UserError(
+                f"--total-batch-size {self.total_batch_size} is not a multiple of --batch-size × --sequence-length × "
+                f"data-parallel size = {self.batch_size} × {self.sequence_length} × {data_parallel_size} = {tokens}."
+            )
+        return self.total_batch_size // tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW, with a linear warm-up and a cosine decay of the learning rate."""
+
+    num_iteration: int = option(100, "Optimizer steps.")
+    learning_rate: float = option(1e-3, "Peak learning rate, reached after the warm-up.")
+    warmup_iteration: int = option(10, "Steps over which the learning rate rises from 0.")
+    min_learning_rate: float = option(0.0, "Learning rate at the end of the cosine.")
+    weight_decay: float = option(0.1, "Decoupled weight decay of matrices; biases and norms have none.")
+    adam_beta1: float = option(0.9, "Decay rate of the first moment.")
+    adam_beta2: float = option(0.95, "Decay rate of the second moment.")
+    grad_clip: float = option(1.0, "Largest norm of the whole model's gradient; 0 turns clipping off.")
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that AdamW or the schedule cannot use."""
+        _check_at_least(self, 1, "num_iteration")
+        _check_at_least(self, 0, "warmup_iteration", "learning_rate", "min_learning_rate", "weight_decay", "grad_clip")
+        for flag, beta in (("--adam-beta1", self.adam_beta1), ("--adam-beta2", self.adam_beta2)):
+            if not 0.0 <= beta < 1.0:
+                raise UserError(f"{flag} must be in [0, 1), got {beta}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how it runs, and what it writes."""
+
+    device: Literal["cpu", "cuda"] = option("cpu", "Device of every rank.")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Compute type. bfloat16 means autocast: parameters and optimizer stay in float32."
+    )
+    nproc: int | None = option(
+        None, "Local workers to start when not under torchrun; more than TP × PP adds data parallelism. Default: TP × PP."
+    )
+    seed: int = option(1234, "Seed of initial weights, data order and dropout.")
+    run_dir: str | None = option(None, "Folder for this run's files. Default: runs/MODEL-DATE-TIME.")
+    val_loss_every: int = option(0, "Steps between validation losses; 0: none.")
+    val_num_batches: int = option(8, "Micro-batches in one validation loss, per data-parallel rank.")
+    sample_every: int = option(0, "Steps between samples of what the model writes; 0: none.")
+    sample_num_tokens: int = option(200, "Tokens in one sample.")
+
+    def __post_init__(self) -> None:
+        """Refuse counts that mean nothing."""
+        _check_at_least(self, 1, "nproc", "val_num_batches", "sample_num_tokens")
+        _check_at_least(self, 0, "val_loss_every", "sample_every", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run, whole."""
+
+    parallel: ModelParallelConfig = dataclasses.field(default_factory=ModelParallelConfig)
+    model: ModelOptions = dataclasses.field(default_factory=ModelOptions)
+    data: DataOptions = dataclasses.field(default_factory=DataOptions)
+    optimizer: OptimizerOptions = dataclasses.field(default_factory=OptimizerOptions)
+    run: RunOptions = dataclasses.field(default_factory=RunOptions)
