@@ -12,7 +12,7 @@ class ModelParallelConfig:
 
     The `tp_comm_*` names are Megatron-LM's. There they partly mean "use TransformerEngine's backend for it"; here
     each means exactly "overlap this, or don't". They act only with sequence parallelism and TP > 1, and none acts
-    without the master switch `tp_comm_overlap`. `shiplap.comm.plan.plan_for` turns them into what each layer does.
+    without the master switch `tp_comm_overlap`. `shiplap.comm.plan` turns them into what each layer does.
 
     Raises:
         UserError: for sizes below 1, sequence parallelism with TP 1, overlap without sequence parallelism, or
@@ -20,7 +20,9 @@ class ModelParallelConfig:
     """
 
     tensor_parallel_size: int = option(
-        1, "Tensor-parallel size (TP), in ranks: each weight matrix is split over so many.", flag="tensor-parallel"
+        1,
+        "Tensor-parallel size (TP), in ranks: each weight matrix is split over so many.",
+        flag="tensor-parallel",
     )
     sequence_parallel: bool = option(
         False,
@@ -39,9 +41,7 @@ class ModelParallelConfig:
     tp_comm_bulk_dgrad: bool = option(
         True, "Column backward: the reduce-scatter of the input gradient runs under the wgrad product."
     )
-    tp_comm_overlap_ag: bool = option(
-        True, "Chunked all-gather/product pipeline in Column forward and Row backward."
-    )
+    tp_comm_overlap_ag: bool = option(True, "Chunked all-gather/product pipeline in Column forward and Row backward.")
     tp_comm_overlap_rs: bool = option(True, "Chunked product/reduce-scatter pipeline in Row forward.")
     tp_comm_overlap_rs_dgrad: bool = option(
         False,
@@ -49,10 +49,12 @@ class ModelParallelConfig:
         "--tp-comm-bulk-dgrad.",
     )
     tp_comm_overlap_disable_qkv: bool = option(
-        False, "At QKV, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays."
+        False,
+        "At QKV, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays.",
     )
     tp_comm_overlap_disable_fc1: bool = option(
-        False, "At FC1, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays."
+        False,
+        "At FC1, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays.",
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +78,8 @@ class ModelParallelConfig:
             )
         if self.virtual_pipeline_parallel_size > 1 and self.pipeline_parallel_size == 1:
             raise UserError(
-                f"--virtual-pipeline-parallel {self.virtual_pipeline_parallel_size} needs --pipeline-parallel > 1, got 1."
+                f"--virtual-pipeline-parallel {self.virtual_pipeline_parallel_size} needs "
+                "--pipeline-parallel > 1, got 1."
             )
 
     @property

@@ -4,15 +4,15 @@ import dataclasses
 from typing import Any
 
 
-def option(default: Any, help: str, *, flag: str | None = None) -> Any:
+def option(default: Any, help_text: str, *, flag: str | None = None) -> Any:
     """A dataclass field with the text that `--help` shows for it.
 
     Args:
         default: the value when nothing is said.
-        help: one or two sentences; names the unit where there is one.
+        help_text: one or two sentences; names the unit where there is one.
         flag: the flag's name without `--`, where it is not the field's name.
     """
-    metadata = {"help": help} if flag is None else {"help": help, "flag": flag}
+    metadata = {"help": help_text} if flag is None else {"help": help_text, "flag": flag}
     return dataclasses.field(default=default, metadata=metadata)
 
 

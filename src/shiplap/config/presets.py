@@ -50,6 +50,4 @@ def preset(family: str, name: str) -> TransformerConfig:
     try:
         return PRESETS[family][name]()
     except KeyError:
-        raise UserError(
-            f"--preset {name}: no such {family} preset; there are {', '.join(PRESETS[family])}."
-        ) from None
+        raise UserError(f"--preset {name}: no such {family} preset; there are {', '.join(PRESETS[family])}.") from None

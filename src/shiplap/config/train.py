@@ -34,7 +34,8 @@ class ModelOptions:
     )
     dropout: float | None = option(None, "Dropout probability, instead of the preset's 0.")
     recompute: Literal["none", "selective", "full"] = option(
-        "none", "What backward computes again instead of keeping: nothing, the attention core, or each whole block."
+        "none",
+        "What backward computes again instead of keeping: nothing, the attention core, or each whole block.",
     )
 
     def resolve(self, family: str) -> TransformerConfig:
@@ -54,7 +55,7 @@ class DataOptions:
 
     data: tuple[str, ...] = option(
         ("stdlib",),
-        "Text files and folders; or `stdlib`: the source text of the installed Python's standard library, byte by byte.",
+        "Text files and folders; or `stdlib`, the source text of the installed Python's standard library.",
     )
     input_bin: str | None = option(None, "A token file in llm.c's .bin format, instead of --data.")
     tokenizer: str | None = option(
@@ -122,7 +123,8 @@ class RunOptions:
         "float32", "Compute type. bfloat16 means autocast: parameters and optimizer stay in float32."
     )
     nproc: int | None = option(
-        None, "Local workers to start when not under torchrun; more than TP × PP adds data parallelism. Default: TP × PP."
+        None,
+        "Local workers to start when not under torchrun; more than TP × PP adds data parallelism. Default: TP × PP.",
     )
     seed: int = option(1234, "Seed of initial weights, data order and dropout.")
     run_dir: str | None = option(None, "Folder for this run's files. Default: runs/MODEL-DATE-TIME.")

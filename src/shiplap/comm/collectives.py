@@ -1,0 +1,109 @@
+"""The communication of the hot path, along dim 0, over one process group. The only torch.distributed calls there.
+
+Every function starts its communication and returns at once with a `Pending`; blocking is `.wait()` right away. All
+ranks of a group must call the same functions in the same order. `group=None` stands for a group of this rank alone.
+
+Shapes: `x_sBH` is this rank's shard `[S/R, …]`, `x_SBH` the whole `[S, …]`, R the group's size.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+
+# PyTorch 2.13 renamed the two collectives and warns about the old names; 2.11 has only those.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Work(Protocol):
+    def wait(self) -> object: ...
+
+
+class Pending:
+    """A tensor that communication is still filling in.
+
+    On CUDA `wait` orders the current stream after the communication; on Gloo it blocks the host. Until then it
+    holds the buffers that the communication reads, so that they are neither reused nor kept longer than needed:
+    the order comes from events, without `record_stream`.
+    """
+
+    def __init__(self, value: Tensor, works: Sequence[_Work] = (), reads: Sequence[Tensor] = ()) -> None:
+        """A value, the communications that it waits for, and the buffers that they read."""
+        self._value = value
+        self._works = works
+        self._reads = reads
+
+    def wait(self) -> Tensor:
+        """The finished tensor."""
+        for work in self._works:
+            work.wait()
+        self._works = self._reads = ()
+        return self._value
+
+
+def size_of(group: Group) -> int:
+    """Number of ranks in the group."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def rank_in(group: Group) -> int:
+    """This rank's place in the group."""
+    return 0 if group is None else dist.get_rank(group)
+
+
+def all_gather(x_sBH: Tensor, group: Group) -> Pending:
+    """Start gathering the shards `[S/R, …]` of all ranks, in rank order, into `[S, …]`."""
+    if group is None:
+        return Pending(x_sBH)
+    x_sBH = x_sBH.contiguous()
+    x_SBH = x_sBH.new_empty(size_of(group) * x_sBH.shape[0], *x_sBH.shape[1:])
+    work = _all_gather_single(x_SBH, x_sBH, group=group, async_op=True)
+    return Pending(x_SBH, [work], [x_sBH])
+
+
+def reduce_scatter(x_SBH: Tensor, group: Group) -> Pending:
+    """Start summing `[S, …]` over the ranks; each gets its rows `[S/R, …]` of the sum."""
+    if group is None:
+        return Pending(x_SBH)
+    x_SBH = x_SBH.contiguous()
+    x_sBH = x_SBH.new_empty(x_SBH.shape[0] // size_of(group), *x_SBH.shape[1:])
+    work = _reduce_scatter_single(x_sBH, x_SBH, group=group, async_op=True)
+    return Pending(x_sBH, [work], [x_SBH])
+
+
+def all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+    """Start summing `x` over the ranks, in place; every rank gets the sum."""
+    if group is None:
+        return Pending(x)
+    return Pending(x, [dist.all_reduce(x, op=op, group=group, async_op=True)])
+
+
+def reduce(x: Tensor, destination: int, group: Group) -> Pending:
+    """Start summing `x` over the ranks, in place, into rank `destination` of the group; elsewhere `x` is scratch."""
+    if group is None:
+        return Pending(x)
+    return Pending(x, [dist.reduce(x, group_dst=destination, group=group, async_op=True)])
+
+
+def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: dist.ProcessGroup) -> Pending:
+    """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=source),
+        ]
+    )
+    return Pending(incoming, works, [outgoing])
+
+
+def all_gather_last_dim(x: Tensor, group: Group) -> Tensor:
+    """Gather shards `[…, V/R]` of all ranks into `[…, V]`, and wait for them."""
+    if group is None:
+        return x
+    parts = all_gather(x.unsqueeze(0), group).wait()
+    return torch.cat(tuple(parts), dim=-1)

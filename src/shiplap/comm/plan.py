@@ -1,0 +1,76 @@
+"""What overlaps at one layer, and how: the switches, resolved.
+
+A parallel linear layer communicates at these sites, each done by one method of `shiplap.comm.overlap`:
+
+| layer | site | communication | product it can hide behind |
+|---|---|---|---|
+| Column | `forward` | all-gather of x | forward |
+| Column | `dgrad` | reduce-scatter of dx | dgrad itself (pipelined), or wgrad (bulk) |
+| Column | `wgrad` | all-gather of x, again | dgrad (bulk) |
+| Row | `forward` | reduce-scatter of y | forward |
+| Row | `dgrad` | all-gather of dy, used by wgrad too | dgrad |
+
+Without sequence parallelism every site is `replicated`: activations are whole on each rank, so a gather is nothing
+and a scatter is an all-reduce.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shiplap.config.model_parallel import ModelParallelConfig
+
+GatherMethod = Literal["replicated", "sequential", "ring"]
+ScatterMethod = Literal["replicated", "sequential", "bulk", "reduce"]
+PrefetchMethod = Literal["replicated", "sequential", "bulk"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPlan:
+    """The methods at a column-parallel layer's three sites."""
+
+    forward: GatherMethod = "replicated"
+    dgrad: ScatterMethod = "replicated"
+    wgrad: PrefetchMethod = "replicated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """The methods at a row-parallel layer's two sites."""
+
+    forward: ScatterMethod = "replicated"
+    dgrad: GatherMethod = "replicated"
+
+
+def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) -> ColumnPlan:
+    """What the switches mean for a column-parallel layer.
+
+    Args:
+        config: the switches.
+        disable_pipeline: this layer asks for no pipelines (the forward all-gather's and the dgrad's); bulk overlap
+            is not touched.
+    """
+    if not config.sequence_parallel:
+        return ColumnPlan()
+    overlap = config.tp_comm_overlap
+    pipeline = overlap and not disable_pipeline
+    dgrad: ScatterMethod = "sequential"
+    if overlap and config.tp_comm_bulk_dgrad:
+        dgrad = "bulk"
+    if pipeline and config.tp_comm_overlap_rs_dgrad:
+        dgrad = "reduce"
+    return ColumnPlan(
+        forward="ring" if pipeline and config.tp_comm_overlap_ag else "sequential",
+        dgrad=dgrad,
+        wgrad="bulk" if overlap and config.tp_comm_bulk_wgrad else "sequential",
+    )
+
+
+def row_plan(config: ModelParallelConfig) -> RowPlan:
+    """What the switches mean for a row-parallel layer."""
+    if not config.sequence_parallel:
+        return RowPlan()
+    overlap = config.tp_comm_overlap
+    return RowPlan(
+        forward="reduce" if overlap and config.tp_comm_overlap_rs else "sequential",
+        dgrad="ring" if overlap and config.tp_comm_overlap_ag else "sequential",
+    )

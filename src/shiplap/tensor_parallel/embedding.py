@@ -1,0 +1,56 @@
+"""Token embedding with the vocabulary divided over the TP ranks (Shoeybi et al. 2019, section 3)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shiplap.comm.collectives import Group, rank_in
+from shiplap.comm.mappings import reduce_from_all, reduce_scatter_to_shard
+from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.tensor_parallel.defaults import resolve
+from shiplap.tensor_parallel.linear import Init, new_shard, normal_init
+from shiplap.tensor_parallel.shard import Shard
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Each rank looks up the tokens of its part of the vocabulary; the sum over the ranks is every token's vector.
+
+    Attributes:
+        weight: `[Vp/R, H]`: Vp is the vocabulary V padded to a multiple of R; the rows past V are zero.
+        shards: how the weight is divided.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        config: ModelParallelConfig | None = None,
+        group: Group = None,
+        init: Init = normal_init,
+    ) -> None:
+        """Make this rank's shard of the table `[V, H]`.
+
+        Args:
+            num_embeddings: V, the size of the vocabulary.
+            embedding_dim: H.
+            config: topology; by default that of `init_all_env`.
+            group: the TP ranks; by default those of `init_all_env`.
+            init: fills the full table `[V, H]` in place and returns it.
+        """
+        super().__init__()
+        config, self.group = resolve(config, group)
+        self.sequence_parallel = config.sequence_parallel
+        self.shards = {"weight": Shard(full_shape=(num_embeddings, embedding_dim))}
+        self.weight = new_shard(self.shards["weight"], self.group, init)
+
+    def forward(self, tokens_SB: Tensor) -> Tensor:
+        """Token ids `[S, B]`, the same on all ranks, to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`)."""
+        if self.group is None:
+            return F.embedding(tokens_SB, self.weight)
+        num_rows = self.weight.shape[0]
+        local = tokens_SB - rank_in(self.group) * num_rows
+        elsewhere = (local < 0) | (local >= num_rows)
+        # Ids of other ranks look up row 0, and their result is cleared: row 0 gets no gradient from them.
+        partial = F.embedding(local.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere[..., None], 0.0)
+        scatter = reduce_scatter_to_shard if self.sequence_parallel else reduce_from_all
+        return scatter(partial, self.group)

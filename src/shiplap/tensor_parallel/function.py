@@ -1,0 +1,188 @@
+"""Column- and row-parallel linear as one autograd Function, synchronous and overlapped alike.
+
+Shapes are this rank's: `S` sequence, `…` any dims, `I` and `O` the layer's full input and output size, R the TP size.
+In names a lower-case `s` marks the sequence shard `[S/R, …]`, a capital `S` the whole sequence.
+
+| | Column, W `[O/R, I]`, b `[O/R]` | Row, W `[O, I/R]`, b `[O]` |
+|---|---|---|
+| forward | gather x `[S/R, …, I]` | `y = x Wᵀ`, scatter to `[S/R, …, O]` |
+| | `y = x Wᵀ + b`, `[S, …, O/R]` | `y + b` |
+| backward | gather x again | gather dy `[S/R, …, O]` |
+| | `dx = dy W`, scatter to `[S/R, …, I]` | `dx = dy W`, `[S, …, I/R]` |
+| | `dW = dyᵀ x`; `db = Σ dy` | `dW = dyᵀ x`; `db = Σ dy`, over the gathered dy |
+
+"Gather" and "scatter" are what the layer's plan says (`shiplap.comm.plan`): overlapped, one after the other, or,
+without sequence parallelism, nothing and an all-reduce.
+
+Kept for backward: Column its shard of x, Row its x as it came; both in the dtype that they were multiplied in, and only
+if the weight needs a gradient. The weight is kept as the parameter itself. What overlaps changes nothing in this.
+
+Order: every rank communicates in the order in which this file does it, whatever the plan: Column backward first gathers
+x, then scatters dx. On CUDA everything runs on the current stream, which must be the one that the inputs were made on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from shiplap.comm.collectives import Group, size_of
+from shiplap.comm.overlap import gather_and_consume, prefetch, produce_and_scatter
+from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.tensor_parallel import functional
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wgrad:
+    """Where a weight's gradient goes: into its `main_grad` if it has one, else back to autograd."""
+
+    dtype: torch.dtype
+    main_grad: Tensor | None
+
+    def __call__(self, dy: Tensor, x: Tensor) -> Tensor | None:
+        if self.main_grad is None:
+            return functional.wgrad(dy, x, dtype=self.dtype)
+        functional.accumulate_wgrad(dy, x, main_grad=self.main_grad)
+        return None
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPattern:
+    """Column parallel: gather the input, multiply; backward the other way round."""
+
+    plan: ColumnPlan
+    group: Group
+
+    def forward(self, x_s: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`[S/R, …, I]` to `[S, …, O/R]`."""
+        num_shards = 1 if self.plan.forward == "replicated" else size_of(self.group)
+        y_S = x_s.new_empty(num_shards * x_s.shape[0], *x_s.shape[1:-1], weight.shape[0])
+
+        def multiply(rows: slice, part: Tensor) -> None:
+            functional.forward(part, weight, bias, out=y_S[rows])
+
+        gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
+        return y_S
+
+    def backward(
+        self,
+        dy_S: Tensor,
+        x_s: Tensor | None,
+        weight: Tensor | None,
+        *,
+        wgrad: _Wgrad,
+        bias_dtype: torch.dtype | None,
+    ) -> Gradients:
+        """`[S, …, O/R]` to `[S/R, …, I]`, `[O/R, I]` and `[O/R]`; None for what is not needed."""
+        x_S = None if x_s is None else prefetch(self.plan.wgrad, x_s, group=self.group)
+        dx_s = None
+        if weight is not None:
+
+            def multiply(rows: slice, out: Tensor) -> None:
+                functional.dgrad(dy_S[rows], weight, out=out)
+
+            shape = torch.Size([*dy_S.shape[:-1], weight.shape[1]])
+            dx_s = produce_and_scatter(self.plan.dgrad, multiply, shape, like=dy_S, group=self.group)
+        dw = None if x_S is None else wgrad(dy_S, x_S.wait())
+        db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
+        return None if dx_s is None else dx_s.wait(), dw, db
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPattern:
+    """Row parallel: multiply, scatter the partial sums; backward the other way round."""
+
+    plan: RowPlan
+    group: Group
+
+    def forward(self, x_S: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`[S, …, I/R]` to `[S/R, …, O]`."""
+
+        def multiply(rows: slice, out: Tensor) -> None:
+            functional.forward(x_S[rows], weight, None, out=out)
+
+        shape = torch.Size([*x_S.shape[:-1], weight.shape[0]])
+        y_s = produce_and_scatter(self.plan.forward, multiply, shape, like=x_S, group=self.group).wait()
+        return y_s if bias is None else y_s.add_(bias)
+
+    def backward(
+        self,
+        dy_s: Tensor,
+        x_S: Tensor | None,
+        weight: Tensor | None,
+        *,
+        wgrad: _Wgrad,
+        bias_dtype: torch.dtype | None,
+    ) -> Gradients:
+        """`[S/R, …, O]` to `[S, …, I/R]`, `[O, I/R]` and `[O]`; None for what is not needed."""
+        dx_S = None
+        if weight is not None:
+            num_shards = 1 if self.plan.dgrad == "replicated" else size_of(self.group)
+            dx_S = dy_s.new_empty(num_shards * dy_s.shape[0], *dy_s.shape[1:-1], weight.shape[1])
+
+        def multiply(rows: slice, part: Tensor) -> None:
+            if weight is not None and dx_S is not None:
+                functional.dgrad(part, weight, out=dx_S[rows])
+
+        dy_S = gather_and_consume(self.plan.dgrad, dy_s, multiply, group=self.group)
+        dw = None if x_S is None else wgrad(dy_S, x_S)
+        db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
+        return dx_S, dw, db
+
+
+Pattern = ColumnPattern | RowPattern
+
+
+class LinearWithGradAccumulationAndAsyncCommunication(torch.autograd.Function):
+    """The parallel linear layers' autograd node: autocast, what is saved, and who needs a gradient.
+
+    Named after Megatron-LM's; the communication itself is the pattern's.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - `apply` passes by position
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, pattern: Pattern
+    ) -> Tensor:
+        """Cast under autocast, save what backward needs, and run the pattern."""
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        compute_x = functional.cast_for_autocast(x).contiguous()
+        ctx.pattern = pattern
+        ctx.x_dtype = x.dtype
+        ctx.bias_dtype = bias.dtype if bias is not None and needs_bias else None
+        ctx.wgrad = _Wgrad(dtype=weight.dtype, main_grad=getattr(weight, "main_grad", None))
+        ctx.save_for_backward(compute_x if needs_weight else None, weight if needs_x else None)
+        compute_bias = None if bias is None else functional.cast_for_autocast(bias)
+        return pattern.forward(compute_x, functional.cast_for_autocast(weight), compute_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Gradients in the dtypes of what was passed in."""
+        x, weight = ctx.saved_tensors
+        dx, dw, db = ctx.pattern.backward(
+            dy.contiguous(),
+            x,
+            None if weight is None else weight.to(dy.dtype),
+            wgrad=ctx.wgrad,
+            bias_dtype=ctx.bias_dtype,
+        )
+        return None if dx is None else dx.to(ctx.x_dtype), dw, db, None
+
+
+def parallel_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pattern: Pattern) -> Tensor:
+    """A column- or row-parallel linear layer as a function; shapes in the table above.
+
+    Args:
+        x: Column `[S/R, …, I]` (without sequence parallelism `[S, …, I]`), Row `[S, …, I/R]`.
+        weight: Column `[O/R, I]`, Row `[O, I/R]`. If it has a `main_grad` buffer of its shape, its gradient is added
+            there, in the buffer's dtype, and autograd gets none.
+        bias: Column `[O/R]`, Row `[O]`, or None.
+        pattern: which of the two, with its plan and group.
+    """
+    result: Tensor = LinearWithGradAccumulationAndAsyncCommunication.apply(x, weight, bias, pattern)
+    return result

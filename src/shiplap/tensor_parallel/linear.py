@@ -1,0 +1,158 @@
+"""Column- and row-parallel linear layers (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al. 2022).
+
+| layer | weight | bias | input → output | with sequence parallelism |
+|---|---|---|---|---|
+| `ColumnParallelLinear` | `[O/R, I]` | `[O/R]` | `[S, …, I]` → `[S, …, O/R]` | `[S/R, …, I]` → `[S, …, O/R]` |
+| `RowParallelLinear` | `[O, I/R]` | `[O]` | `[S, …, I/R]` → `[S, …, O]` | `[S, …, I/R]` → `[S/R, …, O]` |
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.comm.mappings import copy_to_all
+from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
+from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.tensor_parallel.defaults import resolve
+from shiplap.tensor_parallel.function import ColumnPattern, RowPattern, parallel_linear
+from shiplap.tensor_parallel.shard import Shard
+
+Init = Callable[[Tensor], Tensor]
+normal_init: Init = partial(nn.init.normal_, std=0.02)
+
+
+def new_shard(shard: Shard, group: Group, init: Init) -> nn.Parameter:
+    """This rank's shard of a parameter that is drawn whole, so that it is the same whatever the TP size.
+
+    All ranks must draw from equally seeded generators, in the same order.
+    """
+    with torch.no_grad():
+        full = init(torch.empty(shard.full_shape))
+        return nn.Parameter(shard.shard(full, rank_in(group), size_of(group)))
+
+
+def _require_divisible(what: str, size: int, num_ranks: int) -> None:
+    if size % num_ranks:
+        raise ValueError(f"{what} {size} is not divisible by the tensor-parallel size {num_ranks}.")
+
+
+class ColumnParallelLinear(nn.Module):
+    """`y = x Wᵀ + b`, its output features divided over the TP ranks.
+
+    Attributes:
+        weight: `[O/R, I]`.
+        bias: `[O/R]` or None.
+        plan: what overlaps, and how. Resolved here from the config; may be replaced.
+        shards: how the parameters are divided.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        config: ModelParallelConfig | None = None,
+        group: Group = None,
+        disable_tp_comm_pipeline: bool = False,
+        skip_bias_add: bool = False,
+        weight: nn.Parameter | None = None,
+        init: Init = normal_init,
+    ) -> None:
+        """Make this rank's shard.
+
+        Args:
+            in_features: I, the full input size.
+            out_features: O, the full output size.
+            bias: whether there is a bias; it starts at 0.
+            config: topology and switches; by default those of `init_all_env`.
+            group: the TP ranks; by default those of `init_all_env`.
+            disable_tp_comm_pipeline: no pipelines here, of the forward all-gather or of dgrad; bulk overlap stays.
+            skip_bias_add: return `(y, bias)` and leave the addition to the caller, who may fuse it.
+            weight: an existing shard `[O/R, I]` to share, such as a tied embedding's.
+            init: fills the full weight `[O, I]` in place and returns it.
+
+        Raises:
+            ValueError: O is not divisible by the TP size; a shared weight of another shape.
+        """
+        super().__init__()
+        config, self.group = resolve(config, group)
+        self.plan: ColumnPlan = column_plan(config, disable_pipeline=disable_tp_comm_pipeline)
+        self.disable_tp_comm_pipeline = disable_tp_comm_pipeline
+        self.skip_bias_add = skip_bias_add
+        self.shards: dict[str, Shard] = {}
+        if weight is None:
+            _require_divisible("out_features", out_features, size_of(self.group))
+            self.shards["weight"] = Shard(full_shape=(out_features, in_features))
+            weight = new_shard(self.shards["weight"], self.group, init)
+        elif weight.shape[1] != in_features:
+            raise ValueError(f"The shared weight takes {weight.shape[1]} input features, this layer {in_features}.")
+        self.weight = weight
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.shards["bias"] = Shard(full_shape=(out_features,))
+            self.bias = new_shard(self.shards["bias"], self.group, nn.init.zeros_)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+        """`[S/R, …, I]` (without sequence parallelism `[S, …, I]`) to `[S, …, O/R]`; and the bias, if asked for."""
+        pattern = ColumnPattern(plan=self.plan, group=self.group)
+        if self.skip_bias_add:
+            return parallel_linear(x, self.weight, None, pattern), self.bias
+        return parallel_linear(x, self.weight, self.bias, pattern)
+
+
+class RowParallelLinear(nn.Module):
+    """`y = x Wᵀ + b`, its input features divided over the TP ranks, whose partial products are summed.
+
+    Attributes:
+        weight: `[O, I/R]`.
+        bias: `[O]`, equal on all ranks, or None.
+        plan: what overlaps, and how. Resolved here from the config; may be replaced.
+        shards: how the parameters are divided.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        config: ModelParallelConfig | None = None,
+        group: Group = None,
+        skip_bias_add: bool = False,
+        init: Init = normal_init,
+    ) -> None:
+        """Make this rank's shard; the arguments are those of `ColumnParallelLinear`.
+
+        Raises:
+            ValueError: I is not divisible by the TP size.
+        """
+        super().__init__()
+        config, self.group = resolve(config, group)
+        self.plan: RowPlan = row_plan(config)
+        self.sequence_parallel = config.sequence_parallel
+        self.skip_bias_add = skip_bias_add
+        _require_divisible("in_features", in_features, size_of(self.group))
+        self.shards = {"weight": Shard(full_shape=(out_features, in_features), dim=1)}
+        self.weight = new_shard(self.shards["weight"], self.group, init)
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+        """`[S, …, I/R]` to `[S/R, …, O]` (without sequence parallelism `[S, …, O]`); and the bias, if asked for.
+
+        Raises:
+            ValueError: under sequence parallelism, S is not divisible by the TP size.
+        """
+        if self.sequence_parallel:
+            _require_divisible("The sequence length (dim 0)", x.shape[0], size_of(self.group))
+        pattern = RowPattern(plan=self.plan, group=self.group)
+        if not self.skip_bias_add:
+            return parallel_linear(x, self.weight, self.bias, pattern)
+        y = parallel_linear(x, self.weight, None, pattern)
+        if self.bias is None or not self.sequence_parallel:
+            return y, self.bias
+        # The caller adds it to this rank's tokens only, so its gradient must be summed over the ranks.
+        return y, copy_to_all(self.bias, group=self.group)[0]
