@@ -5,6 +5,7 @@
 | `copy_to_all` | identity | all-reduce | f |
 | `reduce_from_all` | all-reduce | identity | f̄ (g in Megatron-LM, section 3) |
 | `reduce_scatter_to_shard` | reduce-scatter along dim 0 | all-gather | ḡ |
+| `split_to_shard` | own rows along dim 0 | all-gather | |
 | `gather_last_dim` | all-gather along the last dim | own slice | |
 
 All of them are the identity for `group=None`.
@@ -65,6 +66,18 @@ class _ReduceScatterToShard(torch.autograd.Function):
         return all_gather(grad_sBH, ctx.group).wait(), None
 
 
+class _SplitToShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x_SBH.chunk(size_of(group))[rank_in(group)].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_sBH: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grad_sBH, ctx.group).wait(), None
+
+
 class _GatherLastDim(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -97,6 +110,11 @@ def reduce_from_all(x: Tensor, group: Group) -> Tensor:
 def reduce_scatter_to_shard(x_SBH: Tensor, group: Group) -> Tensor:
     """This rank's rows `[S/R, …]` of the sum of `x_SBH` over the group."""
     return x_SBH if group is None else _ReduceScatterToShard.apply(x_SBH, group)
+
+
+def split_to_shard(x_SBH: Tensor, group: Group) -> Tensor:
+    """This rank's rows `[S/R, …]` of a tensor that every rank holds whole; R divides S."""
+    return x_SBH if group is None else _SplitToShard.apply(x_SBH, group)
 
 
 def gather_last_dim(x: Tensor, group: Group) -> Tensor:

@@ -1,0 +1,1 @@
+"""The models: how blocks are wired."""

@@ -1,0 +1,25 @@
+"""The models by their family's name."""
+
+from torch import nn
+
+from shiplap.comm.collectives import Group
+from shiplap.config.model import TransformerConfig
+from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.models.gpt2 import GPT2
+
+FAMILIES = {"gpt2": GPT2}
+
+
+def build_model(
+    family: str, config: TransformerConfig, *, parallel: ModelParallelConfig, group: Group, recompute: str = "none"
+) -> nn.Module:
+    """Build this rank's shard of a model, on the CPU in float32, drawn from the default generator.
+
+    Args:
+        family: a key of `FAMILIES`.
+        config: sizes of the full model.
+        parallel: topology and switches.
+        group: the TP ranks.
+        recompute: `none`, `selective` or `full`.
+    """
+    return FAMILIES[family](config, parallel=parallel, group=group, recompute=recompute)
