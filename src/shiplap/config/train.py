@@ -70,7 +70,13 @@ class DataOptions:
     )
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no batch."""
+        """Refuse two corpora at once, and sizes that make no batch."""
+        if self.input_bin is not None and self.data != ("stdlib",):
+            raise UserError(
+                f"--input-bin {self.input_bin} and --data {' '.join(self.data)} both say what to train on; drop one."
+            )
+        if not self.data:
+            raise UserError("--data names no file; drop it for the standard library's text.")
         _check_at_least(self, 1, "batch_size", "sequence_length", "total_batch_size")
         if not 0.0 <= self.validation_fraction < 1.0:
             raise UserError(f"--validation-fraction must be in [0, 1), got {self.validation_fraction}.")

@@ -1,0 +1,246 @@
+"""One parallel linear layer against the unsharded layer in float64: output and every gradient.
+
+Inputs are drawn in the dtype under test, so they are exact in float64, and what is measured is the layer's own error.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
+from shiplap.comm.collectives import Group, rank_in, size_of
+from tests.cases.switches import topologies
+
+BATCH = 2
+Mode = Literal["plain", "no_grad", "reentrant", "non_reentrant", "main_grad", "autocast", "skip_bias_add"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One layer, one setting."""
+
+    kind: Literal["column", "row"]
+    config: ModelParallelConfig
+    dtype: torch.dtype
+    bias: bool = True
+    needs: tuple[bool, bool, bool] = (True, True, True)
+    disable_pipeline: bool = False
+    mode: Mode = "plain"
+    device: str = "cpu"
+
+    @property
+    def num_ranks(self) -> int:
+        return self.config.tensor_parallel_size
+
+
+def tolerance(case: Case) -> float:
+    """Largest relative error (norm of the difference over the norm) that rounding explains.
+
+    float32: products of a few dozen terms, 2^-24 each. bfloat16: one rounding is at most 2^-9; a sum over R ranks
+    may round once per rank on its way, and its result once more.
+    """
+    if case.dtype == torch.float32 and case.mode != "autocast":
+        return 2e-6
+    return (case.num_ranks + 1) * 2.0**-9
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    difference = (result.double().cpu() - reference).norm() / reference.norm()
+    return float(difference)
+
+
+def _draw(case: Case, *shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn_in = torch.bfloat16 if case.mode == "autocast" else case.dtype
+    return torch.randn(*shape, generator=generator).to(drawn_in)
+
+
+def _sizes(case: Case) -> tuple[int, int, int]:
+    """Sequence, input and output size: small, different from each other, divisible by the ranks."""
+    return 2 * case.num_ranks, 3 * case.num_ranks, 5 * case.num_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full:
+    """The unsharded problem and its answer, in float64 on the CPU."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    dy: Tensor
+    y: Tensor
+    dx: Tensor
+    dw: Tensor
+    db: Tensor
+
+
+def reference(case: Case, *, seed: int = 0) -> Full:
+    """Solve the unsharded problem with autograd."""
+    sequence, inputs, outputs = _sizes(case)
+    x = _draw(case, sequence, BATCH, inputs, seed=seed).double().requires_grad_()
+    weight = _draw(case, outputs, inputs, seed=1).double().requires_grad_()
+    bias = _draw(case, outputs, seed=2).double().requires_grad_()
+    dy = _draw(case, sequence, BATCH, outputs, seed=seed + 3).double()
+    y = F.linear(x, weight, bias if case.bias else None)
+    needed = [x, weight, bias] if case.bias else [x, weight]
+    dx, dw, *db = torch.autograd.grad(y, needed, dy)
+    return Full(
+        x=x.detach(),
+        weight=weight.detach(),
+        bias=bias.detach(),
+        dy=dy,
+        y=y.detach(),
+        dx=dx,
+        dw=dw,
+        db=db[0] if db else torch.zeros_like(bias),
+    )
+
+
+def make_layer(case: Case, full: Full, group: Group) -> ColumnParallelLinear | RowParallelLinear:
+    """The layer with the unsharded problem's parameters."""
+    _, inputs, outputs = _sizes(case)
+    layer: ColumnParallelLinear | RowParallelLinear
+    if case.kind == "column":
+        layer = ColumnParallelLinear(
+            inputs,
+            outputs,
+            case.bias,
+            config=case.config,
+            group=group,
+            disable_tp_comm_pipeline=case.disable_pipeline,
+            skip_bias_add=case.mode == "skip_bias_add",
+        )
+    else:
+        layer = RowParallelLinear(
+            inputs, outputs, case.bias, config=case.config, group=group, skip_bias_add=case.mode == "skip_bias_add"
+        )
+    layer = layer.to(case.device, torch.float32 if case.mode == "autocast" else case.dtype)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            value = full.weight if name == "weight" else full.bias
+            shard = layer.shards.get(name)
+            parameter.copy_(shard.shard(value, rank_in(group), size_of(group)) if shard else value)
+    layer.weight.requires_grad_(case.needs[1])
+    if layer.bias is not None:
+        layer.bias.requires_grad_(case.needs[2])
+    return layer
+
+
+def rows(case: Case, x: Tensor, group: Group) -> Tensor:
+    """This rank's part of a tensor that sequence parallelism shards along dim 0."""
+    return x.chunk(size_of(group))[rank_in(group)] if case.config.sequence_parallel else x
+
+
+def features(x: Tensor, group: Group) -> Tensor:
+    """This rank's slice of the last dim."""
+    return x.chunk(size_of(group), dim=-1)[rank_in(group)]
+
+
+def local(case: Case, full: Full, group: Group) -> dict[str, Tensor]:
+    """This rank's part of everything, in float64."""
+    column = case.kind == "column"
+    split_in = (lambda x: rows(case, x, group)) if column else (lambda x: features(x, group))
+    split_out = (lambda x: features(x, group)) if column else (lambda x: rows(case, x, group))
+    dw = full.dw.chunk(size_of(group), dim=0 if column else 1)[rank_in(group)]
+    return {
+        "x": split_in(full.x),
+        "dy": split_out(full.dy),
+        "y": split_out(full.y),
+        "dx": split_in(full.dx),
+        "dw": dw,
+        "db": full.db.chunk(size_of(group))[rank_in(group)] if column else full.db,
+    }
+
+
+def call(case: Case, layer: torch.nn.Module, x: Tensor) -> Tensor:
+    """The layer's output in the case's mode."""
+    if case.mode in {"reentrant", "non_reentrant"}:
+        output: Tensor = checkpoint(layer, x, use_reentrant=case.mode == "reentrant")
+        return output
+    context: Any = nullcontext()
+    if case.mode == "autocast":
+        context = torch.autocast(case.device, torch.bfloat16)
+    if case.mode == "no_grad":
+        context = torch.no_grad()
+    with context:
+        output = layer(x)
+    if case.mode == "skip_bias_add":
+        output, bias = output
+        output = output if bias is None else output + bias
+    return output
+
+
+def check(case: Case, group: Group) -> list[str]:
+    """Run one case on this rank; what is wrong, as text."""
+    full = reference(case)
+    expected = local(case, full, group)
+    layer = make_layer(case, full, group)
+    as_input = {"dtype": layer.weight.dtype, "device": case.device}
+    x = expected["x"].to(**as_input).requires_grad_(case.needs[0])
+    if case.mode == "main_grad":
+        layer.weight.main_grad = torch.ones(layer.weight.shape, dtype=torch.float32, device=case.device)
+    y = call(case, layer, x)
+
+    got: dict[str, Tensor | None] = {"y": y}
+    needs = dict(zip(("dx", "dw", "db"), case.needs, strict=True))
+    needs["db"] = needs["db"] and case.bias
+    if case.mode == "no_grad" or not any(needs.values()):
+        return [f"{case}: output requires a gradient"] * y.requires_grad + _compare(case, got, expected)
+    if case.mode == "autocast" and y.dtype != torch.bfloat16:
+        return [f"{case}: output is {y.dtype}"]
+    y.backward(expected["dy"].to(y.dtype).to(case.device))
+    grads = {"dx": x.grad, "dw": layer.weight.grad, "db": None if layer.bias is None else layer.bias.grad}
+    if case.mode == "main_grad" and needs["dw"]:
+        assert grads["dw"] is None
+        grads["dw"] = layer.weight.main_grad - 1  # type: ignore[operator]
+    failures = [f"{case}: {name} came unasked" for name, grad in grads.items() if grad is not None and not needs[name]]
+    got |= {name: grads[name] for name in grads if needs[name]}
+    return failures + _compare(case, got, expected)
+
+
+def _compare(case: Case, got: dict[str, Tensor | None], expected: dict[str, Tensor]) -> list[str]:
+    failures = []
+    for name, result in got.items():
+        if result is None:
+            failures.append(f"{case}: {name} is missing")
+        elif result.shape != expected[name].shape:
+            failures.append(f"{case}: {name} is {tuple(result.shape)}, not {tuple(expected[name].shape)}")
+        elif not (error := relative_error(result.detach(), expected[name])) <= tolerance(case):
+            failures.append(f"{case}: {name} is off by {error:.1e}, more than {tolerance(case):.1e}")
+    return failures
+
+
+def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Every topology and switch × bias × which of x, W, b need a gradient."""
+    needs = list(product((False, True), repeat=3))
+    cases = []
+    for config in topologies(num_ranks):
+        for bias, need in product((True, False), needs):
+            if not bias and need[2]:
+                continue
+            case = Case(kind="row", config=config, dtype=dtype, bias=bias, needs=need, device=device)
+            cases.append(case)
+            for disable in (False, True):
+                cases.append(replace(case, kind="column", disable_pipeline=disable))
+    return cases
+
+
+def modes(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Every mode × a topology of each sort, both kinds, with and without bias, and with a frozen weight."""
+    all_topologies = list(topologies(num_ranks))
+    chosen = [*all_topologies[:2], all_topologies[-1]]
+    names: tuple[Mode, ...] = ("no_grad", "reentrant", "non_reentrant", "main_grad", "skip_bias_add")
+    if dtype == torch.float32:
+        names += ("autocast",)
+    return [
+        Case(kind=kind, config=config, dtype=dtype, bias=bias, needs=need, mode=mode, device=device)
+        for kind, config, bias, mode, need in product(
+            ("column", "row"), chosen, (True, False), names, ((True, True, True), (True, False, True))
+        )
+    ]

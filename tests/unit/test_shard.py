@@ -1,0 +1,52 @@
+"""Division of parameters: shards and the whole are each other's inverse, padding and fused views included."""
+
+import pytest
+import torch
+
+from shiplap.config import ModelParallelConfig
+from shiplap.config.presets import preset
+from shiplap.models.registry import build_model
+from shiplap.tensor_parallel.shard import Shard, named_shards
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "shard",
+    [
+        Shard(full_shape=(12, 5)),
+        Shard(full_shape=(5, 12), dim=1),
+        Shard(full_shape=(12,)),
+        Shard(full_shape=(7, 3)),
+        Shard(full_shape=(24, 5), dim=1, view=(2, 12, 5)),
+    ],
+)
+def test_shards_put_together_are_the_whole(shard: Shard, num_shards: int) -> None:
+    full = torch.arange(torch.Size(shard.full_shape).numel()).float().view(shard.full_shape)
+    shards = [shard.shard(full, rank, num_shards) for rank in range(num_shards)]
+    assert {tuple(part.shape) for part in shards} == {shard.shard_shape(num_shards)}
+    assert torch.equal(shard.full(shards), full)
+
+
+def test_more_ranks_than_rows_leave_some_with_zeros() -> None:
+    shard = Shard(full_shape=(3, 2))
+    parts = [shard.shard(torch.ones(3, 2), rank, 8) for rank in range(8)]
+    assert [int(part.sum()) for part in parts] == [2, 2, 2, 0, 0, 0, 0, 0]
+    assert torch.equal(shard.full(parts), torch.ones(3, 2))
+
+
+def test_gate_and_up_of_a_rank_stand_together() -> None:
+    shard = Shard(full_shape=(8, 1), dim=1, view=(2, 4, 1))
+    full = torch.arange(8.0).view(8, 1)
+    assert shard.shard(full, 1, 2).flatten().tolist() == [2, 3, 6, 7]
+
+
+def test_a_model_names_each_parameter_once_with_its_division() -> None:
+    model = build_model("gpt2", preset("gpt2", "gpt2-debug"), parallel=ModelParallelConfig(), group=None)
+    divided = dict(named_shards(model))
+    assert list(divided) == [name for name, _ in model.named_parameters()]
+    assert {name for name, shard in divided.items() if shard is None} == {
+        name for name in divided if "norm" in name or "positions" in name or name.endswith(("proj.bias", "fc2.bias"))
+    }
+    for name, parameter in model.named_parameters():
+        if (shard := divided[name]) is not None:
+            assert shard.full_shape == tuple(parameter.shape)
