@@ -18,6 +18,7 @@ from shiplap.comm.collectives import Group, rank_in, size_of
 from tests.cases.switches import topologies
 
 BATCH = 2
+Kind = Literal["column", "row"]
 Mode = Literal["plain", "no_grad", "reentrant", "non_reentrant", "main_grad", "autocast", "skip_bias_add"]
 
 
@@ -25,7 +26,7 @@ Mode = Literal["plain", "no_grad", "reentrant", "non_reentrant", "main_grad", "a
 class Case:
     """One layer, one setting."""
 
-    kind: Literal["column", "row"]
+    kind: Kind
     config: ModelParallelConfig
     dtype: torch.dtype
     bias: bool = True
@@ -181,10 +182,10 @@ def check(case: Case, group: Group) -> list[str]:
     full = reference(case)
     expected = local(case, full, group)
     layer = make_layer(case, full, group)
-    as_input = {"dtype": layer.weight.dtype, "device": case.device}
-    x = expected["x"].to(**as_input).requires_grad_(case.needs[0])
+    x = expected["x"].to(case.device, layer.weight.dtype).requires_grad_(case.needs[0])
+    main_grad = torch.ones(layer.weight.shape, dtype=torch.float32, device=case.device)
     if case.mode == "main_grad":
-        layer.weight.main_grad = torch.ones(layer.weight.shape, dtype=torch.float32, device=case.device)
+        layer.weight.main_grad = main_grad  # type: ignore[attr-defined]
     y = call(case, layer, x)
 
     got: dict[str, Tensor | None] = {"y": y}
@@ -198,7 +199,7 @@ def check(case: Case, group: Group) -> list[str]:
     grads = {"dx": x.grad, "dw": layer.weight.grad, "db": None if layer.bias is None else layer.bias.grad}
     if case.mode == "main_grad" and needs["dw"]:
         assert grads["dw"] is None
-        grads["dw"] = layer.weight.main_grad - 1  # type: ignore[operator]
+        grads["dw"] = main_grad - 1
     failures = [f"{case}: {name} came unasked" for name, grad in grads.items() if grad is not None and not needs[name]]
     got |= {name: grads[name] for name in grads if needs[name]}
     return failures + _compare(case, got, expected)
@@ -218,7 +219,7 @@ def _compare(case: Case, got: dict[str, Tensor | None], expected: dict[str, Tens
 
 def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
     """Every topology and switch × bias × which of x, W, b need a gradient."""
-    needs = list(product((False, True), repeat=3))
+    needs: list[tuple[bool, bool, bool]] = list(product((False, True), (False, True), (False, True)))
     cases = []
     for config in topologies(num_ranks):
         for bias, need in product((True, False), needs):
@@ -235,12 +236,13 @@ def modes(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
     """Every mode × a topology of each sort, both kinds, with and without bias, and with a frozen weight."""
     all_topologies = list(topologies(num_ranks))
     chosen = [*all_topologies[:2], all_topologies[-1]]
+    kinds: tuple[Kind, ...] = ("column", "row")
     names: tuple[Mode, ...] = ("no_grad", "reentrant", "non_reentrant", "main_grad", "skip_bias_add")
     if dtype == torch.float32:
         names += ("autocast",)
     return [
         Case(kind=kind, config=config, dtype=dtype, bias=bias, needs=need, mode=mode, device=device)
         for kind, config, bias, mode, need in product(
-            ("column", "row"), chosen, (True, False), names, ((True, True, True), (True, False, True))
+            kinds, chosen, (True, False), names, ((True, True, True), (True, False, True))
         )
     ]

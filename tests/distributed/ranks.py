@@ -67,8 +67,8 @@ class RankPool:
         results: dict[int, Any] = {}
         while len(results) < self.num_ranks:
             waiting = [commands for rank, commands in enumerate(self._commands) if rank not in results]
-            for commands in multiprocessing.connection.wait(waiting):
-                rank = self._commands.index(commands)  # type: ignore[arg-type]
+            for ready in multiprocessing.connection.wait(waiting):
+                rank = next(rank for rank, commands in enumerate(self._commands) if commands is ready)
                 try:
                     passed, result = self._commands[rank].recv()
                 except EOFError:

@@ -64,7 +64,7 @@ def keep_under_no_grad(num_ranks: int) -> list[int]:
     x = torch.randn(SEQUENCE // num_ranks, BATCH, INPUTS)
     with Storages() as storages, torch.no_grad():
         y = row(column(x))
-    alive = storages.alive(1, but=(x, y, *column.parameters(), *row.parameters()))
+    alive: list[int] = storages.alive(1, but=(x, y, *column.parameters(), *row.parameters()))
     assert env.group("tp") is not None
     destroy_all_env()
     return alive
