@@ -94,20 +94,21 @@ def check(
     """Loss, logits and every gradient of the sharded model against the plain one; what is wrong, as text."""
     model = build(parallel, group, recompute=recompute).to(device)
     tokens, targets = batch()
+    logits_weight = torch.randn(BATCH, SEQUENCE, CONFIG.vocab_size, generator=torch.Generator().manual_seed(8))
     with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
         loss = model(tokens.to(device), targets.to(device))
-        logits = model(tokens.to(device)).detach()
-    loss.backward()
+        logits = model(tokens.to(device))
+    (loss + (logits * logits_weight.to(device)).mean()).backward()
 
     parameters = {name: value.double().cpu().requires_grad_() for name, value in full_parameters(model, group).items()}
     expected_logits = reference_logits(parameters, tokens)
     expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), targets.flatten())
-    expected_loss.backward()
+    (expected_loss + (expected_logits * logits_weight.double()).mean()).backward()
 
     # float32: a few hundred operations deep, 2^-24 each. bfloat16: some thirty roundings of 2^-9 follow each other,
     # and the gradients of weights that barely matter carry the noise of those that do.
     close = 2e-5 if dtype == torch.float32 else 8e-2
-    got = {"loss": loss.detach(), "logits": logits} | full_parameters(model, group, grads=True)
+    got = {"loss": loss.detach(), "logits": logits.detach()} | full_parameters(model, group, grads=True)
     expected = {"loss": expected_loss.detach(), "logits": expected_logits.detach()}
     expected |= {name: p.grad for name, p in parameters.items() if p.grad is not None}
     failures = []

@@ -35,6 +35,12 @@ class Case:
     mode: Mode = "plain"
     device: str = "cpu"
 
+    def __str__(self) -> str:
+        on = [name.removeprefix("tp_comm_") for name, value in vars(self.config).items() if value is True]
+        needs = "".join(name for name, need in zip("xWb", self.needs, strict=True) if need) or "nothing"
+        what = f"{self.kind} TP {self.num_ranks} {self.dtype} {self.mode}, bias {self.bias}, gradients of {needs}"
+        return f"{what}, pipeline disabled {self.disable_pipeline}, {' '.join(on)}"
+
     @property
     def num_ranks(self) -> int:
         return self.config.tensor_parallel_size

@@ -14,13 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 
 class Storages(TorchDispatchMode):
-    """Remembers, weakly, every storage that an operation made inside."""
+    """Remembers the operations inside, and weakly every storage that they made."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: list[str] = []
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(str(func))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):

@@ -72,3 +72,37 @@ def keep_under_no_grad(num_ranks: int) -> list[int]:
 
 def test_no_grad_keeps_nothing(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(keep_under_no_grad, 2) == [[], []]
+
+
+def backward_of_a_frozen_layer(num_ranks: int, frozen: str) -> list[tuple[list[int], list[str]]]:
+    """Bytes that a Column layer saves, and the communication of its backward, for every sequence-parallel topology."""
+    env = init_all_env(ModelParallelConfig(tensor_parallel_size=num_ranks), device="cpu")
+    results = []
+    for config in topologies(num_ranks):
+        if not config.sequence_parallel:
+            continue
+        layer = ColumnParallelLinear(INPUTS, OUTPUTS, config=config, group=env.group("tp"))
+        x = torch.randn(SEQUENCE // num_ranks, BATCH, INPUTS, requires_grad=frozen != "x")
+        layer.weight.requires_grad_(frozen != "weight")
+        with saved_for_backward(layer) as saved:
+            y = layer(x)
+        with Storages() as storages:
+            y.sum().backward()
+        results.append((saved, [call for call in storages.calls if "c10d" in call]))
+    destroy_all_env()
+    return results
+
+
+def test_a_frozen_weight_keeps_no_input_and_gathers_none(ranks: Callable[[int], RankPool]) -> None:
+    for results in ranks(2).run(backward_of_a_frozen_layer, 2, "weight"):
+        for saved, communication in results:
+            assert saved == []
+            assert communication
+            assert all("reduce" in call for call in communication), communication
+
+
+def test_a_frozen_input_gets_no_gradient_and_scatters_none(ranks: Callable[[int], RankPool]) -> None:
+    for results in ranks(2).run(backward_of_a_frozen_layer, 2, "x"):
+        for _, communication in results:
+            assert len(communication) == 1, communication
+            assert "allgather" in communication[0]

@@ -105,6 +105,6 @@ def test_configs_are_frozen_and_keyword_only() -> None:
     for config in (ModelParallelConfig(), TrainConfig(), PRESETS["gpt2"]["gpt2-debug"]()):
         assert isinstance(config, ModelParallelConfig | TrainConfig | TransformerConfig)
         with pytest.raises(dataclasses.FrozenInstanceError):
-            config.seed = 1
+            config.seed = 1  # type: ignore[union-attr]
     with pytest.raises(TypeError):
         ModelParallelConfig(2)  # type: ignore[call-arg]
