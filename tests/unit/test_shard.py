@@ -17,6 +17,7 @@ from shiplap.tensor_parallel.shard import Shard, named_shards
         Shard(full_shape=(5, 12), dim=1),
         Shard(full_shape=(12,)),
         Shard(full_shape=(7, 3)),
+        Shard(full_shape=(7, 3), multiple=4),
         Shard(full_shape=(24, 5), dim=1, view=(2, 12, 5)),
     ],
 )
@@ -49,4 +50,4 @@ def test_a_model_names_each_parameter_once_with_its_division() -> None:
     }
     for name, parameter in model.named_parameters():
         if (shard := divided[name]) is not None:
-            assert shard.full_shape == tuple(parameter.shape)
+            assert shard.shard_shape(1) == tuple(parameter.shape)

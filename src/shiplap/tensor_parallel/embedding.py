@@ -11,11 +11,16 @@ from shiplap.tensor_parallel.linear import Init, new_shard, normal_init
 from shiplap.tensor_parallel.shard import Shard
 
 
+_ROWS_MULTIPLE = 64
+"""The output head multiplies by this table: bfloat16 tensor cores want sizes that are multiples of 64 (cuBLAS's
+advice; with GPT-2's odd 50257 the products fall back to slow kernels)."""
+
+
 class VocabParallelEmbedding(nn.Module):
     """Each rank looks up the tokens of its part of the vocabulary; the sum over the ranks is every token's vector.
 
     Attributes:
-        weight: `[Vp/R, H]`: Vp is the vocabulary V padded to a multiple of R; the rows past V are zero.
+        weight: `[Vp/R, H]`: Vp is the vocabulary V padded to a multiple of 64 R; the rows past V are zero.
         shards: how the weight is divided.
     """
 
@@ -40,7 +45,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         config, self.group = resolve(config, group)
         self.sequence_parallel = config.sequence_parallel
-        self.shards = {"weight": Shard(full_shape=(num_embeddings, embedding_dim))}
+        self.shards = {"weight": Shard(full_shape=(num_embeddings, embedding_dim), multiple=_ROWS_MULTIPLE)}
         self.weight = new_shard(self.shards["weight"], self.group, init)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:

@@ -19,11 +19,13 @@ class Shard:
     Attributes:
         full_shape: shape of the whole parameter.
         dim: the dim of `view` that is split evenly; where R does not divide it, the last ranks hold zeros.
+        multiple: the size of every shard along `dim` is a multiple of this; what is missing is zeros.
         view: the shape in which the whole parameter is split; by default `full_shape`.
     """
 
     full_shape: tuple[int, ...]
     dim: int = 0
+    multiple: int = 1
     view: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +38,7 @@ class Shard:
 
     def _rows(self, num_shards: int) -> int:
         """Size of one shard along `dim`."""
-        return -(-self._view[self.dim] // num_shards)
+        return -(-self._view[self.dim] // (num_shards * self.multiple)) * self.multiple
 
     def shard(self, full: Tensor, rank: int, num_shards: int) -> Tensor:
         """Rank `rank`'s shard of the whole parameter, in the form in which the layer multiplies."""

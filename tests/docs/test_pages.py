@@ -1,0 +1,92 @@
+"""What the pages say can be done, is done."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shiplap.cli.options import parse_train_config
+from shiplap.config.model_parallel import ModelParallelConfig
+from tests.docs.pages import PAGES, ROOT, blocks, commands
+
+TRAIN = [c for c in [*commands("bash"), *commands("console")] if "shiplap train" in c]
+RUN = [c for c in commands("bash") if c.startswith("shiplap ")]
+
+
+def run(arguments: list[str], folder: Path, timeout: float = 300) -> str:
+    """Run a program as a user without a launcher would; its output."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(RUN) >= 2
+    assert len(TRAIN) > len(RUN)
+
+
+@pytest.mark.parametrize("command", TRAIN)
+def test_train_commands_have_flags_that_exist(command: str) -> None:
+    flags = shlex.split(command.split("shiplap train gpt2", 1)[1])
+    config = parse_train_config(flags, prog="shiplap train gpt2")
+    config.model.resolve("gpt2").check_divisible_by(config.parallel.tensor_parallel_size)
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_bash_commands_run(command: str, tmp_path: Path) -> None:
+    assert "run folder" in run([sys.executable, "-m", *shlex.split(command)], tmp_path)
+
+
+def test_the_demo_runs(tmp_path: Path) -> None:
+    """The command of `make demo`, for two steps."""
+    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = recipe[recipe.index("shiplap train") :].replace("\\\n", " ").splitlines()[0]
+    output = run([sys.executable, "-m", *shlex.split(command), "--num-iteration", "2"], tmp_path)
+    assert "TP 2" in output
+    assert "step 2/2 | train loss" in output
+
+
+@pytest.mark.parametrize("command", [c for c in commands("bash") if c.startswith("make ")])
+def test_make_targets_exist(command: str) -> None:
+    subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, check=True)
+
+
+def test_the_layers_script_runs_on_two_ranks(tmp_path: Path) -> None:
+    [script] = [block.text for block in blocks("python") if block.page == "tensor_parallel.md"]
+    [command] = [c for c in commands("bash") if c.startswith("torchrun ")]
+    (tmp_path / "layers.py").write_text(script)
+    output = run([sys.executable, "-m", "torch.distributed.run", *command.split()[1:]], tmp_path)
+    assert output.count("(16, 2, 64), plan ColumnPlan(forward='ring'") == 2
+
+
+def test_the_readme_layers_run_on_two_ranks(tmp_path: Path) -> None:
+    [snippet] = [block.text for block in blocks("python") if block.page == "README.md"]
+    (tmp_path / "layers.py").write_text(
+        f"import torch\nx = torch.randn(2, 3, 1024)\n{snippet}\nassert y.shape == (2, 3, 1024)\n"
+        "from shiplap import destroy_all_env\ndestroy_all_env()\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "layers.py"]
+    run([sys.executable, *launch], tmp_path)
+
+
+def test_the_readme_lists_every_file_and_overlap_option() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for path in sorted((ROOT / "src" / "shiplap").rglob("*.py")):
+        if path.name not in ("__init__.py", "__main__.py"):
+            assert f"`{path.name}`" in readme, f"{path} is missing from the file map"
+    for name in vars(ModelParallelConfig()):
+        if name.startswith("tp_comm"):
+            assert f"`--{name.replace('_', '-')}`" in readme, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
