@@ -18,7 +18,8 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 
 demo: $(VENV)/stamp
 	$(VENV)/bin/shiplap train gpt2 --tensor-parallel 2 --sequence-parallel --tp-comm-overlap \
-		--num-iteration 200 --val-loss-every 50 --sample-every 200
+		--batch-size 16 --sequence-length 64 --num-iteration 350 --learning-rate 3e-3 --warmup-iteration 20 \
+		--val-loss-every 50 --sample-every 175 --sample-num-tokens 300
 
 test: $(VENV)/stamp
 	scripts/check

@@ -27,7 +27,7 @@ from tests.distributed.ranks import RankPool
 
 Ranks = Callable[[int], RankPool]
 
-# Vocabulary and sequence are not multiples of 2 or 4, so both are padded.
+# Vocabulary and sequence are not multiples of 2, so both are padded.
 MODEL = (
     "train gpt2 --vocab-size 257 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 "
     "--max-sequence-length 32 --sequence-length 15 --learning-rate 1e-2 --warmup-iteration 3"
@@ -78,7 +78,6 @@ def on_one_rank(ranks: Ranks, corpus: str, tmp_path_factory: pytest.TempPathFact
         pytest.param(2, f"--batch-size 8 --tensor-parallel 2 {OVERLAP}", id="TP 2 + SP + overlap"),
         pytest.param(2, "--batch-size 4", id="DP 2"),
         pytest.param(2, "--batch-size 2 --total-batch-size 120", id="DP 2, gradient accumulation"),
-        pytest.param(4, f"--batch-size 8 --tensor-parallel 4 {OVERLAP}", id="TP 4 + SP + overlap"),
         pytest.param(4, f"--batch-size 4 --tensor-parallel 2 {OVERLAP}", id="TP 2 + SP + overlap × DP 2"),
     ],
 )
@@ -132,6 +131,13 @@ def test_ranks_that_were_started_differently_all_stop_and_say_where(ranks: Ranks
     errors = [err for _, _, err in results]
     assert "differ in --tensor-parallel: rank 0: 2; rank 1: 1" in errors[0]
     assert errors[1] == ""
+
+
+def test_a_world_that_does_not_fit_is_said_once(ranks: Ranks) -> None:
+    results = ranks(2).run(command, ["train gpt2 --tensor-parallel 3"])
+    assert [code for code, _, _ in results] == [2, 2]
+    assert re.search(r"^shiplap: error: The world has 2 ranks.* 3 × 1 = 3", results[0][2])
+    assert results[1][2] == ""
 
 
 def test_a_folder_that_rank_0_alone_cannot_write_stops_all(ranks: Ranks, corpus: str) -> None:

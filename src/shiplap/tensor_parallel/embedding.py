@@ -10,7 +10,6 @@ from shiplap.tensor_parallel.defaults import resolve
 from shiplap.tensor_parallel.linear import Init, new_shard, normal_init
 from shiplap.tensor_parallel.shard import Shard
 
-
 _ROWS_MULTIPLE = 64
 """The output head multiplies by this table: bfloat16 tensor cores want sizes that are multiples of 64 (cuBLAS's
 advice; with GPT-2's odd 50257 the products fall back to slow kernels)."""

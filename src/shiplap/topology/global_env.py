@@ -10,6 +10,10 @@ from typing import ClassVar, Optional
 
 import torch
 import torch.distributed as dist
+
+# Imported for a reason: it binds the default process group as a default argument, for good. If that happens after the
+# group is made (torch.optim imports it late), Gloo's threads outlive the interpreter, and sometimes abort it.
+import torch.distributed.nn.functional  # noqa: F401
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shiplap.config.errors import UserError

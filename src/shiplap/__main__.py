@@ -1,0 +1,8 @@
+"""`python -m shiplap VERB`, the same as `shiplap VERB`."""
+
+import sys
+
+from shiplap.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

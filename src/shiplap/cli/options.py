@@ -1,0 +1,66 @@
+"""Flags from the configuration dataclasses.
+
+`shiplap.config` knows nothing of tyro, which parses the flags. So each dataclass is mirrored by one that has the same
+fields with tyro's annotations, made from the metadata that `shiplap.config.option` keeps: flag and help text.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
+
+from shiplap.config import TrainConfig, UserError
+
+
+def parse_train_config(arguments: Sequence[str], *, prog: str) -> TrainConfig:
+    """The run that the flags describe. Shows help, or what is wrong with the flags, on one rank only.
+
+    Args:
+        arguments: the flags.
+        prog: the command, for the help.
+
+    Raises:
+        UserError: values that do not fit together, or tyro is not installed.
+        SystemExit: with 0 after `--help`, with 2 for flags that do not exist or have no such value.
+    """
+    try:
+        import tyro
+    except ImportError:
+        raise UserError("the command line needs tyro: pip install 'shiplap[train]'.") from None
+    groups = {field.name: field.type for field in dataclasses.fields(TrainConfig)}
+    mirrors = [
+        (name, mirror, dataclasses.field(default_factory=mirror))
+        for name, mirror in ((name, _mirror(group)) for name, group in groups.items())
+    ]
+    parsed: Any = tyro.cli(
+        dataclasses.make_dataclass("Options", mirrors),
+        config=(tyro.conf.OmitArgPrefixes,),
+        prog=prog,
+        description="Train a model. Flags may be written with - or with _.",
+        args=list(arguments),
+        console_outputs=os.environ.get("RANK", "0") == "0",
+    )
+    return TrainConfig(**{name: _original(group, getattr(parsed, name)) for name, group in groups.items()})
+
+
+def _mirror(original: Any) -> Any:
+    """A dataclass like `original`, annotated for tyro, that checks nothing."""
+    import tyro
+
+    fields = []
+    for field in dataclasses.fields(original):
+        optional = type(None) in get_args(field.type)
+        annotation = tyro.conf.arg(
+            name=field.metadata.get("flag", field.name),
+            help=field.metadata["help"],
+            # tyro would write {None}|INT, and the default None, where the help text tells what happens without it.
+            metavar=get_args(field.type)[0].__name__.upper() if optional else None,
+            help_behavior_hint="" if optional else None,
+        )
+        fields.append((field.name, Annotated[field.type, annotation], dataclasses.field(default=field.default)))
+    return dataclasses.make_dataclass(original.__name__, fields, namespace={"__doc__": original.__doc__})
+
+
+def _original(original: Any, mirror: Any) -> Any:
+    """The real dataclass with the mirror's values; it checks itself."""
+    return original(**{field.name: getattr(mirror, field.name) for field in dataclasses.fields(original)})

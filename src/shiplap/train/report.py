@@ -1,0 +1,77 @@
+"""What a run tells the world, and who listens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step. The names are the keys of `metrics.jsonl`.
+
+    Attributes:
+        step: counted from 1.
+        train_loss: mean over the tokens of the step, of all ranks; before the update.
+        learning_rate: used in this step.
+        grad_norm: of the whole model, before clipping.
+        step_ms: the whole step, in milliseconds.
+        tokens_per_s: over all ranks.
+    """
+
+    step: int
+    train_loss: float
+    learning_rate: float
+    grad_norm: float
+    step_ms: float
+    tokens_per_s: float
+
+
+class Report:
+    """Listens to a run. This one ignores everything."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """An optimizer step is done."""
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """The validation loss after this many steps."""
+
+    def on_sample(self, step: int, text: str) -> None:
+        """What the model writes after this many steps."""
+
+    def on_success(self) -> None:
+        """All steps are done."""
+
+    def close(self) -> None:
+        """Nothing more comes, whether or not all steps are done."""
+
+
+class Reports(Report):
+    """Passes everything on to others. Ranks that report nothing have none."""
+
+    def __init__(self, reports: Sequence[Report]) -> None:
+        """In the order in which they hear."""
+        self._reports = reports
+
+    def on_step(self, record: StepRecord) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.on_step(record)
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.on_validation(step, loss)
+
+    def on_sample(self, step: int, text: str) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.on_sample(step, text)
+
+    def on_success(self) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.on_success()
+
+    def close(self) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.close()

@@ -1,0 +1,75 @@
+"""One optimizer step: forward and backward over the micro-batches, clipping, update."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from shiplap.comm.collectives import all_reduce, size_of
+from shiplap.config import OptimizerOptions
+from shiplap.data_parallel import accumulating
+from shiplap.optim import clip_gradients, learning_rate_at, set_learning_rate
+from shiplap.topology import GlobalEnv
+from shiplap.topology.handshake import AgreedError
+from shiplap.train.precision import computing_in
+from shiplap.train.reading import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStep:
+    """What a step needs; called with the step's number and data.
+
+    Attributes:
+        model: this rank's shard of the model.
+        replica: the model as `replicate` gave it.
+        optimizer: of the model's parameters.
+        options: rates and clipping.
+        dtype: `float32` or `bfloat16`.
+        env: device and groups.
+    """
+
+    model: nn.Module
+    replica: nn.Module
+    optimizer: AdamW
+    options: OptimizerOptions
+    dtype: str
+    env: GlobalEnv
+
+    def __call__(self, step: int, micro_batches: list[Batch]) -> tuple[float, float, float]:
+        """Take step `step`, counted from 0.
+
+        Returns:
+            The loss, mean over the micro-batches and data-parallel ranks; the gradient's norm before clipping; and
+            the learning rate used.
+
+        Raises:
+            AgreedError: on every rank, if the norm is infinite or not a number.
+        """
+        learning_rate = learning_rate_at(step, self.options)
+        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.zero_grad()
+        loss = self._accumulate_gradients(micro_batches)
+        norm = clip_gradients(self.model, max_norm=self.options.grad_clip, group=self.env.group("tp"))
+        self.optimizer.step()
+        # The step's only wait for the device: the check comes after the update, which nobody will use if it fails.
+        loss_value, norm_value = torch.stack([loss, norm]).tolist()
+        if not math.isfinite(norm_value):
+            raise AgreedError(
+                f"step {step + 1}/{self.options.num_iteration}: the gradient's norm is {norm_value}, with a train loss "
+                f"of {loss_value}. Lower --learning-rate, or raise --warmup-iteration."
+            )
+        return loss_value, norm_value, learning_rate
+
+    def _accumulate_gradients(self, micro_batches: list[Batch]) -> Tensor:
+        """Add up the gradients of all micro-batches; the mean loss over them and over the data-parallel ranks."""
+        total = torch.zeros((), device=self.env.device)
+        for number, (tokens, targets) in enumerate(micro_batches, start=1):
+            with accumulating(self.replica, last=number == len(micro_batches)):
+                with computing_in(self.dtype, self.env.device):
+                    loss = self.replica(tokens.to(self.env.device), targets.to(self.env.device))
+                (loss / len(micro_batches)).backward()
+            total += loss.detach()
+        group = self.env.group("dp")
+        return all_reduce(total / len(micro_batches), group).wait() / size_of(group)

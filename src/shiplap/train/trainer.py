@@ -1,0 +1,154 @@
+"""One rank's training run: join, set up, loop."""
+
+import time
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+
+from shiplap.config import TrainConfig
+from shiplap.data_parallel import replicate
+from shiplap.models.registry import build_model
+from shiplap.optim import build_adamw
+from shiplap.tensor_parallel.shard import named_shards
+from shiplap.topology import GlobalEnv
+from shiplap.topology.handshake import fail_together
+from shiplap.topology.launch import agreed_env
+from shiplap.train.outputs import open_outputs
+from shiplap.train.reading import Batch, read_together
+from shiplap.train.report import Reports, StepRecord
+from shiplap.train.run_folder import claim_run_folder
+from shiplap.train.sample import prompt_of, sample, text_of
+from shiplap.train.setup import Setup, set_up, settings
+from shiplap.train.step import TrainStep
+from shiplap.train.validation import validation_loss
+
+
+def train(family: str, config: TrainConfig) -> None:
+    """Train a model, as one rank of the job in whose `joined_world` this is called, or as a single process.
+
+    Args:
+        family: `gpt2`.
+        config: the run.
+
+    Raises:
+        AgreedError: on every rank, if any finds a mistake in what was asked for.
+    """
+    with agreed_env(config.parallel, device=config.run.device, settings=settings(family, config)) as env:
+        with fail_together():
+            setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
+            folder = claim_run_folder(config.run.run_dir, family) if env.rank == 0 else None
+        model = _build(setup, env)
+        reports = Reports([])
+        if folder is not None:
+            headline = f"{env.overview()}\n{_sizes(setup, model)}\nrun folder: {folder}"
+            reports = open_outputs(setup, folder, layout=env.layout, headline=headline)
+        try:
+            _Run(setup=setup, env=env, model=model, reports=reports).loop()
+        finally:
+            reports.close()
+
+
+def _build(setup: Setup, env: GlobalEnv) -> nn.Module:
+    """The model on its device; weights are alike on all replicas, dropout is not."""
+    seed = setup.config.run.seed
+    torch.manual_seed(seed)
+    model = build_model(
+        setup.family,
+        setup.model,
+        parallel=setup.config.parallel,
+        group=env.group("tp"),
+        recompute=setup.config.model.recompute,
+    ).to(env.device)
+    torch.manual_seed(seed + 1 + env.coordinate("dp"))
+    return model
+
+
+def _sizes(setup: Setup, model: nn.Module) -> str:
+    """How large the model and a step are, in words."""
+    parameters = dict(model.named_parameters())
+    num_parameters = sum(
+        parameters[name].numel() if shard is None else prod(shard.full_shape) for name, shard in named_shards(model)
+    )
+    data = setup.config.data
+    return (
+        f"{setup.family}: {num_parameters:,} parameters\n"
+        f"{setup.tokens_per_step:,} tokens per step: {setup.num_micro_batches} × {data.batch_size} sequences of "
+        f"{data.sequence_length} tokens on each data-parallel rank"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    setup: Setup
+    env: GlobalEnv
+    model: nn.Module
+    reports: Reports
+
+    def loop(self) -> None:
+        """All steps, with validation losses and samples between them."""
+        config, num_steps = self.setup.config, self.setup.config.optimizer.num_iteration
+        take_step = TrainStep(
+            model=self.model,
+            replica=replicate(self.model, self.env.group("dp")),
+            optimizer=build_adamw(self.model, config.optimizer, fused=self.env.device.type == "cuda"),
+            options=config.optimizer,
+            dtype=config.run.dtype,
+            env=self.env,
+        )
+        for step in range(num_steps):
+            started = time.perf_counter()
+            loss, norm, learning_rate = take_step(step, self._read(step))
+            seconds = time.perf_counter() - started
+            self.reports.on_step(
+                StepRecord(
+                    step=step + 1,
+                    train_loss=loss,
+                    learning_rate=learning_rate,
+                    grad_norm=norm,
+                    step_ms=1000 * seconds,
+                    tokens_per_s=self.setup.tokens_per_step / seconds,
+                )
+            )
+            self._between_steps(step + 1)
+        self.reports.on_success()
+
+    def _read(self, step: int) -> list[Batch]:
+        """This rank's data for a step."""
+        train_batch, count = self.setup.data.batches.train_batch, self.setup.num_micro_batches
+        return read_together(lambda: [train_batch(step, number) for number in range(count)], self.env.group("dp"))
+
+    def _between_steps(self, num_done: int) -> None:
+        """Whatever is due after this many steps; after the last one, everything that is on."""
+        options = self.setup.config.run
+        is_last = num_done == self.setup.config.optimizer.num_iteration
+
+        def is_due(every: int) -> bool:
+            return every > 0 and (is_last or num_done % every == 0)
+
+        if is_due(options.val_loss_every):
+            loss = validation_loss(
+                self.model,
+                self.setup.data.batches,
+                num_batches=options.val_num_batches,
+                dtype=options.dtype,
+                env=self.env,
+            )
+            self.reports.on_validation(num_done, loss)
+        # One replica is enough; all of its TP ranks must take part.
+        if is_due(options.sample_every) and self.env.coordinate("dp") == 0:
+            self.reports.on_sample(num_done, self._sample())
+
+    def _sample(self) -> str:
+        options, tokenizer = self.setup.config.run, self.setup.data.tokenizer
+        tokens = sample(
+            self.model,
+            prompt_of(tokenizer),
+            num_tokens=options.sample_num_tokens,
+            max_sequence_length=self.setup.model.max_sequence_length,
+            seed=options.seed,
+            dtype=options.dtype,
+            device=self.env.device,
+        )
+        return text_of(tokens, tokenizer)
