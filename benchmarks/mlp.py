@@ -5,8 +5,8 @@ Run it on every rank, for example on two hosts with a link of 1 Gbit/s between t
     sudo scripts/hosts.py --hosts 2 --rate 1gbit -- .venv/bin/python benchmarks/mlp.py --output mlp-1gbit.json
 
 One round runs every variant once, in an order that rotates; a variant's time in a round is that of its slowest rank.
-Reported are medians, quartiles, and the median of the per-round ratio to sequential. `gemm` is the variant's products
-alone, `comm` its collectives alone: their larger is what perfect overlap could reach.
+Reported are medians, quartiles, and the median of the per-round ratio to sequential. `gemm` is the products alone,
+`comm` the collectives of the sequential step alone, `exchange` the same shards moved by send and receive.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shiplap import ColumnParallelLinear, GlobalEnv, ModelParallelConfig, RowParallelLinear, init_all_env
-from shiplap.comm.collectives import all_gather, reduce_scatter
+from shiplap.comm.collectives import all_gather, batch_send_recv, reduce_scatter
 
 Step = Callable[[], None]
 
@@ -109,6 +109,22 @@ def comm_only(x: Tensor, tokens: int) -> Step:
     return step
 
 
+def exchange_only(x: Tensor) -> Step:
+    """As many shards each way as `comm_only` moves between two ranks, by send and receive: what the pipelines use."""
+    env = GlobalEnv.instance()
+    group, size, rank = env.group("tp"), env.layout.tp, env.coordinate("tp")
+    assert group is not None
+    outgoing, incoming = x.detach(), torch.empty_like(x)
+
+    def step() -> None:
+        for _ in range(5):
+            for distance in range(1, size):
+                to, source = (rank + distance) % size, (rank - distance) % size
+                batch_send_recv(outgoing, to, incoming, source, group=group).wait()
+
+    return step
+
+
 def build_steps(arguments: argparse.Namespace) -> dict[str, Step]:
     """All variants with the same weights and input; checks that they compute the same."""
     env = GlobalEnv.instance()
@@ -135,7 +151,11 @@ def build_steps(arguments: argparse.Namespace) -> dict[str, Step]:
         difference = (torch.autograd.grad(mlp(x), x, dy)[0] - expected).norm() / expected.norm()
         assert difference < 1e-5, f"{name} computes something else: its dx is off by {difference:.1e}"
     steps = {name: forward_backward(mlp, x, dy) for name, mlp in mlps.items()}
-    return steps | {"gemm": gemm_only(reference, arguments.sequence), "comm": comm_only(x, arguments.sequence)}
+    return steps | {
+        "gemm": gemm_only(reference, arguments.sequence),
+        "comm": comm_only(x, arguments.sequence),
+        "exchange": exchange_only(x),
+    }
 
 
 def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:

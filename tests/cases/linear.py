@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
 from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.comm.plan import ScatterMethod
 from tests.cases.switches import topologies
 
 BATCH = 2
@@ -32,6 +33,7 @@ class Case:
     bias: bool = True
     needs: tuple[bool, bool, bool] = (True, True, True)
     disable_pipeline: bool = False
+    scatter: ScatterMethod | None = None
     mode: Mode = "plain"
     device: str = "cpu"
 
@@ -39,7 +41,7 @@ class Case:
         on = [name.removeprefix("tp_comm_") for name, value in vars(self.config).items() if value is True]
         needs = "".join(name for name, need in zip("xWb", self.needs, strict=True) if need) or "nothing"
         what = f"{self.kind} TP {self.num_ranks} {self.dtype} {self.mode}, bias {self.bias}, gradients of {needs}"
-        return f"{what}, pipeline disabled {self.disable_pipeline}, {' '.join(on)}"
+        return f"{what}, pipeline disabled {self.disable_pipeline}, scatter {self.scatter}, {' '.join(on)}"
 
     @property
     def num_ranks(self) -> int:
@@ -127,6 +129,9 @@ def make_layer(case: Case, full: Full, group: Group) -> ColumnParallelLinear | R
         layer = RowParallelLinear(
             inputs, outputs, case.bias, config=case.config, group=group, skip_bias_add=case.mode == "skip_bias_add"
         )
+    if case.scatter is not None:
+        site = "dgrad" if case.kind == "column" else "forward"
+        layer.plan = replace(layer.plan, **{site: case.scatter})  # type: ignore[arg-type]
     layer = layer.to(case.device, torch.float32 if case.mode == "autocast" else case.dtype)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -236,6 +241,16 @@ def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
             for disable in (False, True):
                 cases.append(replace(case, kind="column", disable_pipeline=disable))
     return cases
+
+
+def replaced_plans(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """The methods that no switch chooses, put into a layer's plan."""
+    kinds: tuple[Kind, ...] = ("column", "row")
+    configs = [config for config in topologies(num_ranks) if config.sequence_parallel]
+    return [
+        Case(kind=kind, config=config, dtype=dtype, bias=bias, scatter="reduce", device=device)
+        for kind, config, bias in product(kinds, configs, (True, False))
+    ]
 
 
 def modes(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:

@@ -45,7 +45,8 @@ class RankPool:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "shiplap", "shiplap.models.registry"])
-        store = str(Path(tempfile.mkdtemp(prefix="shiplap-ranks-")) / "store")
+        self._folder = tempfile.TemporaryDirectory(prefix="shiplap-ranks-")
+        store = str(Path(self._folder.name) / "store")
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.num_ranks, store, theirs), daemon=True)
@@ -86,4 +87,6 @@ class RankPool:
             process.join()
         for commands in self._commands:
             commands.close()
+        if self._processes:
+            self._folder.cleanup()
         self._processes, self._commands = [], []

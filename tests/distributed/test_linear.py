@@ -21,6 +21,14 @@ def run_cases(num_ranks: int, dtype: torch.dtype, which: str) -> tuple[int, list
     return len(cases), failures
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_methods_that_no_switch_chooses(ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype) -> None:
+    for num_cases, failures in ranks(num_ranks).run(run_cases, num_ranks, dtype, "replaced_plans"):
+        assert num_cases > 20
+        assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])
+
+
 @pytest.mark.parametrize("which", ["matrix", "modes"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])

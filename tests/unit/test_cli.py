@@ -89,7 +89,7 @@ def test_help_has_a_group_for_each_dataclass_and_every_flag(shiplap_command: Com
         ("train gpt2 --batch-size two", ["--batch-size", "two"]),
         ("train gpt2 --sequence-parallel", ["--sequence-parallel", "--tensor-parallel > 1, got 1"]),
         ("train gpt2 --tensor-parallel 2 --tp_comm_overlap", ["--tp-comm-overlap", "--sequence-parallel"]),
-        ("train gpt2 --tensor-parallel 3", ["--num-attention-heads 8", "--tensor-parallel 3"]),
+        ("train gpt2 --tensor-parallel 3", ["--hidden-size 128", "--tensor-parallel 3"]),
         (
             "train gpt2 --tensor-parallel 2 --ffn-hidden-size 511",
             ["--ffn-hidden-size 511", "--tensor-parallel 2"],

@@ -21,15 +21,15 @@ def config(**switches: bool) -> ModelParallelConfig:
     ("switches", "column", "row"),
     [
         ({}, ("sequential", "sequential", "sequential"), ("sequential", "sequential")),
-        ({"tp_comm_overlap": True}, ("ring", "bulk", "bulk"), ("reduce", "ring")),
+        ({"tp_comm_overlap": True}, ("ring", "bulk", "bulk"), ("exchange", "ring")),
         (OFF, ("sequential", "sequential", "sequential"), ("sequential", "sequential")),
         (OFF | {"tp_comm_bulk_wgrad": True}, ("sequential", "sequential", "bulk"), ("sequential", "sequential")),
         (OFF | {"tp_comm_bulk_dgrad": True}, ("sequential", "bulk", "sequential"), ("sequential", "sequential")),
         (OFF | {"tp_comm_overlap_ag": True}, ("ring", "sequential", "sequential"), ("sequential", "ring")),
-        (OFF | {"tp_comm_overlap_rs": True}, ("sequential", "sequential", "sequential"), ("reduce", "sequential")),
+        (OFF | {"tp_comm_overlap_rs": True}, ("sequential", "sequential", "sequential"), ("exchange", "sequential")),
         (
             OFF | {"tp_comm_overlap_rs_dgrad": True},
-            ("sequential", "reduce", "sequential"),
+            ("sequential", "exchange", "sequential"),
             ("sequential", "sequential"),
         ),
     ],
@@ -58,10 +58,10 @@ def test_every_combination(values: tuple[bool, ...]) -> None:
         plan = column_plan(asked, disable_pipeline=disable)
         assert (plan.forward == "ring") == (overlap and ag and not disable)
         assert (plan.wgrad == "bulk") == (overlap and bulk_wgrad)
-        assert (plan.dgrad == "reduce") == (overlap and rs_dgrad and not disable)
+        assert (plan.dgrad == "exchange") == (overlap and rs_dgrad and not disable)
         # The pipeline takes bulk's place where it acts; the disable flag gives the place back.
-        assert (plan.dgrad == "bulk") == (overlap and bulk_dgrad and plan.dgrad != "reduce")
-    assert (row_plan(asked).forward == "reduce") == (overlap and rs)
+        assert (plan.dgrad == "bulk") == (overlap and bulk_dgrad and plan.dgrad != "exchange")
+    assert (row_plan(asked).forward == "exchange") == (overlap and rs)
     assert (row_plan(asked).dgrad == "ring") == (overlap and ag)
 
 

@@ -46,6 +46,23 @@ class Pending:
         return self._value
 
 
+class PendingSum(Pending):
+    """The sum of several tensors of one shape, some of them still on their way."""
+
+    def __init__(self, parts: Sequence[Pending]) -> None:
+        """The parts, in the order in which they are added; they must be of one dtype and device."""
+        self._parts = parts
+
+    def wait(self) -> Tensor:
+        """The sum, added up in float32 at least and rounded once, in the parts' dtype."""
+        first, *others = [part.wait() for part in self._parts]
+        total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
+        for other in others:
+            total += other
+        self._parts = ()
+        return total.to(first.dtype)
+
+
 def size_of(group: Group) -> int:
     """Number of ranks in the group."""
     return 1 if group is None else dist.get_world_size(group)
@@ -92,10 +109,12 @@ def reduce(x: Tensor, destination: int, group: Group) -> Pending:
 
 def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: dist.ProcessGroup) -> Pending:
     """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
+    # The receive comes first. Gloo sends only to who has said that it receives, and says so on the same connection as
+    # the data: behind an outgoing tensor the peer would hear of it late, and both directions would take turns.
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
             dist.P2POp(dist.irecv, incoming, group=group, group_peer=source),
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
         ]
     )
     return Pending(incoming, works, [outgoing])

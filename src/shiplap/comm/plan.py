@@ -10,6 +10,9 @@ A parallel linear layer communicates at these sites, each done by one method of 
 | Row | `forward` | reduce-scatter of y | forward |
 | Row | `dgrad` | all-gather of dy, used by wgrad too | dgrad |
 
+The switches' pipelines are `ring` and `exchange`. Only a replaced plan uses `reduce`, whose shards leave in the same
+order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).
+
 Without sequence parallelism every site is `replicated`: activations are whole on each rank, so a gather is nothing
 and a scatter is an all-reduce.
 """
@@ -20,7 +23,7 @@ from typing import Literal
 from shiplap.config.model_parallel import ModelParallelConfig
 
 GatherMethod = Literal["replicated", "sequential", "ring"]
-ScatterMethod = Literal["replicated", "sequential", "bulk", "reduce"]
+ScatterMethod = Literal["replicated", "sequential", "bulk", "reduce", "exchange"]
 PrefetchMethod = Literal["replicated", "sequential", "bulk"]
 
 
@@ -57,7 +60,7 @@ def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) 
     if overlap and config.tp_comm_bulk_dgrad:
         dgrad = "bulk"
     if pipeline and config.tp_comm_overlap_rs_dgrad:
-        dgrad = "reduce"
+        dgrad = "exchange"
     return ColumnPlan(
         forward="ring" if pipeline and config.tp_comm_overlap_ag else "sequential",
         dgrad=dgrad,
@@ -71,6 +74,6 @@ def row_plan(config: ModelParallelConfig) -> RowPlan:
         return RowPlan()
     overlap = config.tp_comm_overlap
     return RowPlan(
-        forward="reduce" if overlap and config.tp_comm_overlap_rs else "sequential",
+        forward="exchange" if overlap and config.tp_comm_overlap_rs else "sequential",
         dgrad="ring" if overlap and config.tp_comm_overlap_ag else "sequential",
     )

@@ -58,8 +58,8 @@ class TransformerConfig:
             UserError: heads, hidden or feed-forward size is not a multiple of `tensor_parallel_size`.
         """
         for flag, size in (
-            ("--num-attention-heads", self.num_attention_heads),
             ("--hidden-size", self.hidden_size),
+            ("--num-attention-heads", self.num_attention_heads),
             ("--ffn-hidden-size", self.ffn_hidden_size),
         ):
             if size % tensor_parallel_size:

@@ -21,7 +21,6 @@ class ByteSource:
     def __init__(self, documents: list[Document], *, name: str) -> None:
         """Lay the files out in one row; reads none of them."""
         self.name = name
-        self.vocab_size: int | None = ByteTokenizer().vocab_size
         self._documents = documents
         sizes = np.array([document.size for document in documents], dtype=np.int64)
         # Where each file begins in the row, and at the end where one more would begin.

@@ -13,10 +13,6 @@ class TokenSource(Protocol):
     def name(self) -> str:
         """The flag and the file or folder, for error messages: `--input-bin tokens.bin`."""
 
-    @property
-    def vocab_size(self) -> int | None:
-        """The smallest vocabulary that covers every token; None where only a scan could tell."""
-
     def __len__(self) -> int:
         """Number of tokens."""
 

@@ -48,7 +48,7 @@ def tokenized(documents: list[Document], tokenizer: HuggingFaceTokenizer, *, nam
                 f"--tokenizer: cannot keep the tokens in {path}: {error}. Set XDG_CACHE_HOME to a folder that "
                 "you can write to, with room in it."
             ) from None
-    return TokenFile(path, name=f"{name}, tokenized in {path}", vocab_size=tokenizer.vocab_size)
+    return TokenFile(path, name=f"{name}, tokenized in {path}")
 
 
 def _cache_folder() -> Path:

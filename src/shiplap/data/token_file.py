@@ -41,16 +41,14 @@ class TokenFile:
     Args:
         path: the file.
         name: the flag and the file, for error messages; default `--input-bin PATH`.
-        vocab_size: the smallest vocabulary that covers every token, where the caller knows it.
 
     Raises:
         UserError: the file is missing, empty or truncated, or has another magic number or version.
     """
 
-    def __init__(self, path: Path, *, name: str | None = None, vocab_size: int | None = None) -> None:
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
         """Check the header against the file, and map the tokens."""
         self.name = f"--input-bin {path}" if name is None else name
-        self.vocab_size = vocab_size
         try:
             size = path.stat().st_size
             header = np.fromfile(path, dtype="<i4", count=_HEADER_INTS)

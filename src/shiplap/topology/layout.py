@@ -51,7 +51,8 @@ class RankLayout:
     def overview(self) -> str:
         """All groups as text, one axis a line."""
         titles = {"tp": "tensor parallel", "dp": "data parallel", "pp": "pipeline parallel"}
-        lines = [f"{self.world_size} ranks: TP {self.tp} × DP {self.dp} × PP {self.pp}"]
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        lines = [f"{ranks}: TP {self.tp} × DP {self.dp} × PP {self.pp}"]
         for axis, title in titles.items():
             groups = " ".join("[" + " ".join(map(str, group)) + "]" for group in self.groups(axis))
             lines.append(f"  {title:<17} {groups}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
-from shiplap.comm.overlap import bulk, reduce, replicated, ring, sequential
+from shiplap.comm.overlap import bulk, exchange, reduce, replicated, ring, sequential
 from shiplap.comm.plan import GatherMethod, PrefetchMethod, ScatterMethod
 
 Consume = Callable[[slice, Tensor], None]
@@ -37,6 +37,7 @@ _SCATTER: dict[ScatterMethod, _ProduceAndScatter] = {
     "sequential": sequential.produce_and_scatter,
     "bulk": bulk.produce_and_scatter,
     "reduce": reduce.produce_and_scatter,
+    "exchange": exchange.produce_and_scatter,
 }
 _PREFETCH: dict[PrefetchMethod, Callable[[Tensor, Group], Pending]] = {
     "replicated": replicated.prefetch,
