@@ -1,7 +1,7 @@
 """No test may be skipped unless it is known which, and why: a new skip fails the run."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -18,10 +18,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
-        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        assert isinstance(report.longrepr, tuple)
+        reason = report.longrepr[2].removeprefix("Skipped: ")
         if not any(re.fullmatch(test, item.nodeid) and re.fullmatch(why, reason) for test, why in KNOWN_SKIPS.items()):
             item.config.stash[_unknown].append(f"{item.nodeid}: {reason}")
     return report
