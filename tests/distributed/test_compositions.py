@@ -105,9 +105,9 @@ def draws() -> dict[str, torch.Tensor]:
     torch.manual_seed(4)
     group, ones, cpu = env.group("tp"), torch.ones(256), torch.device("cpu")
     result = {
-        "alike": Dropout(0.5, sequence_parallel=False, group=group)(ones),
-        "own": Dropout(0.5, sequence_parallel=True, group=group)(ones),
-        "own again": Dropout(0.5, sequence_parallel=True, group=group)(ones),
+        "alike": Dropout(0.5, group=None)(ones),
+        "own": Dropout(0.5, group=group)(ones),
+        "own again": Dropout(0.5, group=group)(ones),
     }
     with different_per_rank(group, cpu):
         result["inside"] = torch.rand(4)

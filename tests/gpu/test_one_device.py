@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shiplap.config import ModelParallelConfig
-from tests.cases import gpt2, linear
+from tests.cases import linear, models
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -33,8 +33,9 @@ def test_output_and_every_gradient_match_float64(dtype: torch.dtype, which: str)
 @pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gpt2_matches_float64(dtype: torch.dtype, recompute: str) -> None:
-    failures = gpt2.check(ModelParallelConfig(), None, recompute=recompute, dtype=dtype, device="cuda")
+@pytest.mark.parametrize("family", list(models.CONFIGS))
+def test_models_match_float64(family: str, dtype: torch.dtype, recompute: str) -> None:
+    failures = models.check(family, ModelParallelConfig(), None, recompute=recompute, dtype=dtype, device="cuda")
     assert not failures, "\n".join(failures)
 
 

@@ -46,6 +46,8 @@ def test_topology_that_cannot_work_is_refused_by_its_flag(sizes: dict[str, int],
         (lambda: RunOptions(nproc=0), ["--nproc", "0"]),
         (lambda: ModelOptions(preset="gpt5").resolve("gpt2"), ["--preset gpt5", "gpt2-124m"]),
         (lambda: ModelOptions(hidden_size=100).resolve("gpt2"), ["--hidden-size 100", "--num-attention-heads 8"]),
+        (lambda: ModelOptions(num_key_value_heads=3).resolve("llama3"), ["--num-attention-heads 8", "heads 3"]),
+        (lambda: ModelOptions(preset="gpt2-124m").resolve("llama3"), ["--preset gpt2-124m", "llama3-8b"]),
         (lambda: ModelOptions(dropout=1.0).resolve("gpt2"), ["--dropout", "1.0"]),
         (lambda: ModelOptions(num_layers=0).resolve("gpt2"), ["--num-layers", "0"]),
     ],
@@ -61,6 +63,7 @@ def test_options_that_cannot_work_are_refused_by_their_flag(options: object, nam
     [
         ({"num_attention_heads": 3, "hidden_size": 48}, "--num-attention-heads 3"),
         ({"num_attention_heads": 3, "hidden_size": 51}, "--hidden-size 51"),
+        ({"num_attention_heads": 8, "num_key_value_heads": 1}, "--num-key-value-heads 1"),
         ({"num_attention_heads": 2, "hidden_size": 50, "ffn_hidden_size": 7}, "--ffn-hidden-size 7"),
     ],
 )
@@ -85,15 +88,40 @@ def test_overrides_change_the_preset_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    # Radford et al. 2019, table 2, as corrected with the released checkpoints.
-    [("gpt2-124m", 124e6), ("gpt2-355m", 355e6), ("gpt2-774m", 774e6), ("gpt2-1.5b", 1558e6)],
+    [
+        # Radford et al. 2019, table 2, as corrected with the released checkpoints.
+        ("gpt2-124m", 124.4e6),
+        ("gpt2-355m", 354.8e6),
+        ("gpt2-774m", 774.0e6),
+        ("gpt2-1.5b", 1557.6e6),
+        # The parameter counts on the released checkpoints' cards.
+        ("llama3-1b", 1.236e9),
+        ("llama3-3b", 3.213e9),
+        ("llama3-8b", 8.030e9),
+        ("llama3-70b", 70.554e9),
+        ("qwen3-0.6b", 0.596e9),
+        ("qwen3-1.7b", 1.721e9),
+        ("qwen3-4b", 4.022e9),
+        ("qwen3-8b", 8.191e9),
+        ("qwen3-14b", 14.768e9),
+        ("qwen3-32b", 32.762e9),
+    ],
 )
 def test_presets_have_the_published_sizes(name: str, parameters: float) -> None:
-    model = preset("gpt2", name)
+    family = name.split("-")[0]
+    model = preset(family, name)
     hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    block = 4 * hidden * hidden + 4 * hidden + 2 * hidden * ffn + hidden + ffn + 4 * hidden
-    total = (model.vocab_size + model.max_sequence_length) * hidden + model.num_layers * block + 2 * hidden
-    assert total == pytest.approx(parameters, rel=0.01)
+    queries, keys = model.num_attention_heads * model.head_size, model.key_value_heads * model.head_size
+    matrices = hidden * (queries + 2 * keys) + queries * hidden + (2 if family == "gpt2" else 3) * hidden * ffn
+    vectors = 2 * hidden
+    tables = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
+    if family == "gpt2":
+        vectors += 2 * hidden + 3 * hidden + hidden + ffn + hidden
+        tables += model.max_sequence_length * hidden
+    if family == "qwen3":
+        vectors += 2 * model.head_size
+    total = tables + model.num_layers * (matrices + vectors) + hidden
+    assert total == pytest.approx(parameters, rel=1e-3)
 
 
 def test_every_option_says_what_it_is_for() -> None:

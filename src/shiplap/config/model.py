@@ -6,19 +6,42 @@ from shiplap.config.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How LLaMA 3.1 stretches rotary positions beyond the length that it was first trained on.
+
+    Attributes:
+        factor: low frequencies are divided by this.
+        low_freq_factor: wavelengths above `original_max_sequence_length` / this are stretched whole.
+        high_freq_factor: wavelengths below `original_max_sequence_length` / this are left alone.
+        original_max_sequence_length: in tokens.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_sequence_length: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """One model's sizes. The sizes are the full model's, never a rank's.
 
     Attributes:
-        vocab_size: number of tokens; the model pads it inside to a multiple of TP.
+        vocab_size: number of tokens; the model pads it inside.
         hidden_size: H, the width of the residual stream.
         num_layers: number of decoder blocks.
-        num_attention_heads: query heads; H is divided evenly among them.
+        num_attention_heads: query heads.
         ffn_hidden_size: F, the width of the feed-forward layer.
-        max_sequence_length: longest sequence, in tokens, that the position embedding covers.
+        max_sequence_length: longest sequence, in tokens.
+        num_key_value_heads: heads of keys and values, each shared by equally many query heads; None: as many as
+            query heads.
+        head_dim: size of a head; None: H divided evenly among the query heads.
         dropout: probability, used after the embedding, on attention weights and on both residual branches.
-        layer_norm_epsilon: added to the variance in layer norm.
+        norm_epsilon: added to the variance, or to the mean square, in norms.
         initializer_range: standard deviation of the initial weights.
+        rope_theta: base of the rotary frequencies; models with learned positions do not read it.
+        rope_scaling: how rotary positions are stretched; None: not at all.
+        tie_embeddings: the output head multiplies by the embedding table.
     """
 
     vocab_size: int
@@ -27,9 +50,14 @@ class TransformerConfig:
     num_attention_heads: int
     ffn_hidden_size: int
     max_sequence_length: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
     dropout: float = 0.0
-    layer_norm_epsilon: float = 1e-5
+    norm_epsilon: float = 1e-5
     initializer_range: float = 0.02
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
         """Refuse sizes that make no transformer."""
@@ -38,18 +66,34 @@ class TransformerConfig:
             ("--hidden-size", self.hidden_size),
             ("--num-layers", self.num_layers),
             ("--num-attention-heads", self.num_attention_heads),
+            ("--num-key-value-heads", self.key_value_heads),
             ("--ffn-hidden-size", self.ffn_hidden_size),
             ("--max-sequence-length", self.max_sequence_length),
         ):
             if size < 1:
                 raise UserError(f"{flag} must be at least 1, got {size}.")
-        if self.hidden_size % self.num_attention_heads:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"--hidden-size {self.hidden_size} is not divisible by --num-attention-heads "
                 f"{self.num_attention_heads}."
             )
+        if self.num_attention_heads % self.key_value_heads:
+            raise UserError(
+                f"--num-attention-heads {self.num_attention_heads} is not divisible by --num-key-value-heads "
+                f"{self.key_value_heads}: each must serve equally many query heads."
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"--dropout must be in [0, 1), got {self.dropout}.")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of one head."""
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     def check_divisible_by(self, tensor_parallel_size: int) -> None:
         """Refuse a TP size that cannot split this model evenly, naming both numbers.
@@ -60,6 +104,7 @@ class TransformerConfig:
         for flag, size in (
             ("--hidden-size", self.hidden_size),
             ("--num-attention-heads", self.num_attention_heads),
+            ("--num-key-value-heads", self.key_value_heads),
             ("--ffn-hidden-size", self.ffn_hidden_size),
         ):
             if size % tensor_parallel_size:

@@ -23,14 +23,17 @@ def _check_at_least(config: object, minimum: float, *names: str) -> None:
 class ModelOptions:
     """Which model: a named size, and what to change about it."""
 
-    preset: str = option("gpt2-debug", "Named size: gpt2-debug, gpt2-124m, gpt2-355m, gpt2-774m or gpt2-1.5b.")
+    preset: str | None = option(
+        None, "Named size of the family, such as gpt2-124m or llama3-8b. Default: the family's debug size."
+    )
     vocab_size: int | None = option(None, "Number of tokens, instead of the preset's.")
     hidden_size: int | None = option(None, "Width of the residual stream, instead of the preset's.")
     num_layers: int | None = option(None, "Number of decoder blocks, instead of the preset's.")
     num_attention_heads: int | None = option(None, "Number of attention heads, instead of the preset's.")
+    num_key_value_heads: int | None = option(None, "Number of key and value heads, instead of the preset's.")
     ffn_hidden_size: int | None = option(None, "Width of the feed-forward layer, instead of the preset's.")
     max_sequence_length: int | None = option(
-        None, "Longest sequence the position embedding covers, in tokens, instead of the preset's."
+        None, "Longest sequence the model takes, in tokens, instead of the preset's."
     )
     dropout: float | None = option(None, "Dropout probability, instead of the preset's 0.")
     recompute: Literal["none", "selective", "full"] = option(
@@ -46,7 +49,7 @@ class ModelOptions:
         """
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
         asked = {name: value for name, value in vars(self).items() if name in names and value is not None}
-        return dataclasses.replace(preset(family, self.preset), **asked)
+        return dataclasses.replace(preset(family, self.preset or f"{family}-debug"), **asked)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,16 @@ from shiplap.tensor_parallel.random import different_per_rank
 class Dropout(nn.Module):
     """Dropout of the residual stream (Srivastava et al. 2014)."""
 
-    def __init__(self, probability: float, *, sequence_parallel: bool, group: Group) -> None:
+    def __init__(self, probability: float, *, group: Group) -> None:
         """Nothing to learn.
 
         Args:
             probability: of an element to be cleared; the others are scaled up.
-            sequence_parallel: whether each rank holds its own tokens; else all hold the same and drop the same.
-            group: the TP ranks.
+            group: the ranks that each hold other tokens, and drop differently; None where all hold, and drop, the same.
         """
         super().__init__()
         self.probability = probability
-        self.group = group if sequence_parallel else None
+        self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""

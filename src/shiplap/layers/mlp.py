@@ -6,6 +6,48 @@ from torch import Tensor, nn
 from shiplap.comm.collectives import Group
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
+from shiplap.tensor_parallel.shard import Shard
+
+
+class SwigluMLP(nn.Module):
+    """`fc2(silu(gate) · up)`, gate and up being one product FC1 (Shazeer 2020).
+
+    The full FC1 weight is `[2F, H]`, gate above up. It is split along F of its view `[2, F, H]`, so that a rank's
+    product comes out as `[gate | up]`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        *,
+        parallel: ModelParallelConfig,
+        group: Group,
+        init: Init,
+        output_init: Init,
+    ) -> None:
+        """Make this rank's part; the arguments are those of `GeluMLP`."""
+        super().__init__()
+        fused = (2, ffn_hidden_size, hidden_size)
+        self.fc1 = ColumnParallelLinear(
+            hidden_size,
+            2 * ffn_hidden_size,
+            False,
+            config=parallel,
+            group=group,
+            disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_fc1,
+            shard=Shard(full_shape=(2 * ffn_hidden_size, hidden_size), view=fused, dim=1),
+            init=init,
+        )
+        self.fc2 = RowParallelLinear(
+            ffn_hidden_size, hidden_size, False, config=parallel, group=group, init=output_init
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[S/R, B, H]` to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`)."""
+        gate, up = self.fc1(x).chunk(2, dim=-1)
+        y: Tensor = self.fc2(F.silu(gate) * up)
+        return y
 
 
 class GeluMLP(nn.Module):

@@ -12,20 +12,17 @@ from shiplap.tensor_parallel.linear import Init
 class LearnedPositions(nn.Module):
     """One vector per position, the same on all ranks; each adds those of its own tokens."""
 
-    def __init__(
-        self, num_positions: int, hidden_size: int, *, sequence_parallel: bool, group: Group, init: Init
-    ) -> None:
+    def __init__(self, num_positions: int, hidden_size: int, *, group: Group, init: Init) -> None:
         """Make the table `[P, H]`.
 
         Args:
             num_positions: P.
             hidden_size: H.
-            sequence_parallel: whether a rank holds its shard of the sequence only.
-            group: the TP ranks.
+            group: the ranks that each hold a shard of the sequence; None where this rank holds all of it.
             init: fills the table.
         """
         super().__init__()
-        self.group = group if sequence_parallel else None
+        self.group = group
         with torch.no_grad():
             self.weight = nn.Parameter(init(torch.empty(num_positions, hidden_size)))
 

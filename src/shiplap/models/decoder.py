@@ -4,10 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, size_of
-from shiplap.comm.mappings import gather_last_dim
+from shiplap.comm.collectives import size_of
+from shiplap.layers.dropout import Dropout
 from shiplap.layers.recompute import recompute
-from shiplap.tensor_parallel.cross_entropy import IGNORE, vocab_parallel_cross_entropy
+from shiplap.models.build import Build
+from shiplap.models.head import OutputHead
+from shiplap.tensor_parallel.embedding import VocabParallelEmbedding
+from shiplap.tensor_parallel.linear import ColumnParallelLinear
 
 
 class DecoderBlock(nn.Module):
@@ -44,46 +47,84 @@ class DecoderBlock(nn.Module):
         return x
 
 
-def pad_sequence(tokens_SB: Tensor, multiple: int, *, value: int) -> Tensor:
-    """Append rows of `value` until `multiple` divides the length of dim 0."""
-    missing = -tokens_SB.shape[0] % multiple
-    return F.pad(tokens_SB, (0, 0, 0, missing), value=value)
+class DecoderModel(nn.Module):
+    """A decoder-only model; this rank's shard of it. Families say what their parts are.
 
+    Initial weights are drawn from the default generator: the same whatever the TP size, if it is seeded alike.
+    """
 
-class OutputHead(nn.Module):
-    """From the last hidden states to a loss or to logits; vocabulary and sequence padding end here."""
+    def __init__(self, build: Build) -> None:
+        """Put the parts together.
 
-    def __init__(self, projection: nn.Module, *, vocab_size: int, group: Group) -> None:
-        """Wrap the column-parallel projection to the vocabulary.
-
-        Args:
-            projection: `[S/R, B, H]` to `[S, B, Vp/R]`.
-            vocab_size: V, unpadded.
-            group: the TP ranks.
+        Raises:
+            UserError: the TP size does not divide heads, hidden or feed-forward size.
         """
         super().__init__()
-        self.projection = projection
-        self.vocab_size = vocab_size
-        self.group = group
+        config, parallel, group = build.config, build.parallel, build.group
+        config.check_divisible_by(parallel.tensor_parallel_size)
+        self.sequence_multiple = size_of(build.token_group)
+        self.embedding = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, config=parallel, group=group, init=build.init
+        )
+        self.positions = self.make_positions(build)
+        self.dropout = Dropout(config.dropout, group=build.token_group)
+        self.blocks = nn.ModuleList(
+            DecoderBlock(
+                attention_norm=self.make_norm(build),
+                attention=self.make_attention(build),
+                mlp_norm=self.make_norm(build),
+                mlp=self.make_mlp(build),
+                dropout=Dropout(config.dropout, group=build.token_group),
+                recompute_all=build.recompute == "full",
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = self.make_norm(build)
+        projection = ColumnParallelLinear(
+            config.hidden_size,
+            config.vocab_size,
+            False,
+            config=parallel,
+            group=group,
+            weight=self.embedding.weight if config.tie_embeddings else None,
+            shard=self.embedding.shards["weight"],
+            init=build.init,
+        )
+        self.head = OutputHead(projection, vocab_size=config.vocab_size, group=group)
 
-    def loss(self, hidden: Tensor, targets_BS: Tensor) -> Tensor:
-        """Mean cross-entropy over the targets that are not `IGNORE`; a scalar, the same on all TP ranks.
+    def make_positions(self, build: Build) -> nn.Module | None:
+        """What adds positions to the embedding; None where attention knows them."""
+        return None
+
+    def make_norm(self, build: Build) -> nn.Module:
+        """A norm of the residual stream."""
+        raise NotImplementedError
+
+    def make_attention(self, build: Build) -> nn.Module:
+        """A block's attention."""
+        raise NotImplementedError
+
+    def make_mlp(self, build: Build) -> nn.Module:
+        """A block's feed-forward layer."""
+        raise NotImplementedError
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """A loss, or logits.
 
         Args:
-            hidden: `[S/R, B, H]`, S padded (without sequence parallelism `[S, B, H]`).
-            targets_BS: `[B, S]`, S unpadded.
+            tokens_BS: token ids `[B, S]`, the same on all TP ranks; any S up to the model's longest.
+            targets_BS: token ids `[B, S]` to predict; `IGNORE` (-100) where none counts.
+
+        Returns:
+            With targets the mean loss, a scalar; without, the logits `[B, S, V]`. Both the same on all TP ranks.
         """
-        logits_SBv = self.projection(hidden)
-        targets_SB = F.pad(targets_BS.t(), (0, 0, 0, logits_SBv.shape[0] - targets_BS.shape[1]), value=IGNORE)
-        losses = vocab_parallel_cross_entropy(logits_SBv, targets_SB, vocab_size=self.vocab_size, group=self.group)
-        return losses.sum() / (targets_SB != IGNORE).sum().clamp(min=1)
-
-    def logits(self, hidden: Tensor, sequence_length: int) -> Tensor:
-        """All logits `[B, S, V]`, unpadded, the same on all TP ranks."""
-        logits_SBV = gather_last_dim(self.projection(hidden), self.group)
-        return logits_SBV[:sequence_length, :, : self.vocab_size].transpose(0, 1)
-
-
-def sequence_multiple(sequence_parallel: bool, group: Group) -> int:
-    """What the sequence length is padded to a multiple of."""
-    return size_of(group) if sequence_parallel else 1
+        sequence_length = tokens_BS.shape[1]
+        tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % self.sequence_multiple))
+        x = self.embedding(tokens_SB)
+        if self.positions is not None:
+            x = x + self.positions(sequence_length, tokens_SB.shape[0])
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        x = self.final_norm(x)
+        return self.head.logits(x, sequence_length) if targets_BS is None else self.head.loss(x, targets_BS)

@@ -5,9 +5,13 @@ from torch import nn
 from shiplap.comm.collectives import Group
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.models.build import Build
+from shiplap.models.decoder import DecoderModel
 from shiplap.models.gpt2 import GPT2
+from shiplap.models.llama3 import Llama3
+from shiplap.models.qwen3 import Qwen3
 
-FAMILIES = {"gpt2": GPT2}
+FAMILIES: dict[str, type[DecoderModel]] = {"gpt2": GPT2, "llama3": Llama3, "qwen3": Qwen3}
 
 
 def build_model(
@@ -21,5 +25,8 @@ def build_model(
         parallel: topology and switches.
         group: the TP ranks.
         recompute: `none`, `selective` or `full`.
+
+    Raises:
+        UserError: the TP size does not divide heads, hidden or feed-forward size.
     """
-    return FAMILIES[family](config, parallel=parallel, group=group, recompute=recompute)
+    return FAMILIES[family](Build(config=config, parallel=parallel, group=group, recompute=recompute))

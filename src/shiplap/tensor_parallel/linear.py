@@ -60,6 +60,7 @@ class ColumnParallelLinear(nn.Module):
         disable_tp_comm_pipeline: bool = False,
         skip_bias_add: bool = False,
         weight: nn.Parameter | None = None,
+        shard: Shard | None = None,
         init: Init = normal_init,
     ) -> None:
         """Make this rank's shard.
@@ -73,6 +74,7 @@ class ColumnParallelLinear(nn.Module):
             disable_tp_comm_pipeline: no pipelines here, of the forward all-gather or of dgrad; bulk overlap stays.
             skip_bias_add: return `(y, bias)` and leave the addition to the caller, who may fuse it.
             weight: an existing shard `[O/R, I]` to share, such as a tied embedding's.
+            shard: how the weight is divided, where it is not simply along O; the bias goes along O all the same.
             init: fills the full weight `[O, I]` in place and returns it.
 
         Raises:
@@ -85,8 +87,9 @@ class ColumnParallelLinear(nn.Module):
         self.skip_bias_add = skip_bias_add
         self.shards: dict[str, Shard] = {}
         if weight is None:
-            _require_divisible("out_features", out_features, size_of(self.group))
-            self.shards["weight"] = Shard(full_shape=(out_features, in_features))
+            if shard is None:
+                _require_divisible("out_features", out_features, size_of(self.group))
+            self.shards["weight"] = shard or Shard(full_shape=(out_features, in_features))
             weight = new_shard(self.shards["weight"], self.group, init)
         elif weight.shape[1] != in_features:
             raise ValueError(f"The shared weight takes {weight.shape[1]} input features, this layer {in_features}.")

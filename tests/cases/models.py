@@ -1,4 +1,7 @@
-"""GPT-2 written again, plainly, on full float64 parameters: what the sharded model must equal."""
+"""Whole models, sharded, against their plain references in float64: loss, logits and every gradient."""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -6,12 +9,15 @@ from torch import Tensor, nn
 
 from shiplap.comm.collectives import Group, all_gather
 from shiplap.config import ModelParallelConfig, TransformerConfig
+from shiplap.config.model import RopeScaling
 from shiplap.models.registry import build_model
 from shiplap.tensor_parallel.shard import named_shards
+from tests.cases import references
 
 # Vocabulary and sequence length that no TP size here divides.
-CONFIG = TransformerConfig(
-    vocab_size=37,
+VOCABULARY = 37
+_GPT2 = TransformerConfig(
+    vocab_size=VOCABULARY,
     hidden_size=32,
     num_layers=2,
     num_attention_heads=8,
@@ -19,14 +25,35 @@ CONFIG = TransformerConfig(
     max_sequence_length=16,
     initializer_range=0.2,
 )
+# Heads whose size is not H / heads, shared keys and values, and wavelengths in all three ranges of the stretching.
+_LLAMA3 = replace(
+    _GPT2,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=8,
+    rope_scaling=RopeScaling(factor=8.0, original_max_sequence_length=64),
+    tie_embeddings=False,
+)
+CONFIGS = {
+    "gpt2": _GPT2,
+    "llama3": _LLAMA3,
+    "qwen3": replace(_LLAMA3, rope_scaling=None, tie_embeddings=True, norm_epsilon=1e-6),
+}
+REFERENCES: dict[str, Callable[[dict[str, Tensor], Tensor, TransformerConfig], Tensor]] = {
+    "gpt2": references.gpt2,
+    "llama3": references.llama3,
+    "qwen3": references.llama3,
+}
 SEQUENCE, BATCH = 13, 3
 
 
-def build(parallel: ModelParallelConfig, group: Group, *, recompute: str = "none", dropout: float = 0.0) -> nn.Module:
+def build(
+    family: str, parallel: ModelParallelConfig, group: Group, *, recompute: str = "none", dropout: float = 0.0
+) -> nn.Module:
     """The model under test; biases and norms away from their trivial initial values, alike on all ranks."""
     torch.manual_seed(5)
-    config = TransformerConfig(**{**vars(CONFIG), "dropout": dropout})
-    model = build_model("gpt2", config, parallel=parallel, group=group, recompute=recompute)
+    config = replace(CONFIGS[family], dropout=dropout)
+    model = build_model(family, config, parallel=parallel, group=group, recompute=recompute)
     tp = parallel.tensor_parallel_size
     rank = 0 if group is None else torch.distributed.get_rank(group)
     shards = dict(named_shards(model))
@@ -42,7 +69,7 @@ def build(parallel: ModelParallelConfig, group: Group, *, recompute: str = "none
 def batch() -> tuple[Tensor, Tensor]:
     """Tokens and targets `[B, S]`, some of the targets not counted."""
     generator = torch.Generator().manual_seed(7)
-    tokens = torch.randint(CONFIG.vocab_size, (BATCH, SEQUENCE + 1), generator=generator)
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     targets[1, 4:9] = -100
     return tokens[:, :-1], targets
@@ -62,46 +89,20 @@ def full_parameters(model: nn.Module, group: Group, *, grads: bool = False) -> d
     return whole
 
 
-def reference_logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """`[B, S, V]` from full parameters."""
-    p = parameters
-    batch_size, sequence = tokens.shape
-    x = p["embedding.weight"][tokens] + p["positions.weight"][:sequence]
-    hidden, heads = CONFIG.hidden_size, CONFIG.num_attention_heads
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (hidden,), p[f"{name}.weight"], p[f"{name}.bias"], CONFIG.layer_norm_epsilon)
-
-    def linear(name: str, x: Tensor) -> Tensor:
-        return x @ p[f"{name}.weight"].t() + p[f"{name}.bias"]
-
-    mask = torch.full((sequence, sequence), float("-inf"), dtype=x.dtype).triu(1)
-    for i in range(CONFIG.num_layers):
-        block = f"blocks.{i}"
-        qkv = linear(f"{block}.attention.qkv", norm(f"{block}.attention_norm", x))
-        q, k, v = qkv.view(batch_size, sequence, heads, 3, hidden // heads).permute(3, 0, 2, 1, 4)
-        weights = (q @ k.transpose(-1, -2) / (hidden // heads) ** 0.5 + mask).softmax(-1)
-        context = (weights @ v).transpose(1, 2).reshape(batch_size, sequence, hidden)
-        x = x + linear(f"{block}.attention.proj", context)
-        y = linear(f"{block}.mlp.fc1", norm(f"{block}.mlp_norm", x))
-        x = x + linear(f"{block}.mlp.fc2", F.gelu(y, approximate="tanh"))
-    return norm("final_norm", x) @ p["embedding.weight"].t()
-
-
 def check(
-    parallel: ModelParallelConfig, group: Group, *, recompute: str, dtype: torch.dtype, device: str = "cpu"
+    family: str, parallel: ModelParallelConfig, group: Group, *, recompute: str, dtype: torch.dtype, device: str = "cpu"
 ) -> list[str]:
     """Loss, logits and every gradient of the sharded model against the plain one; what is wrong, as text."""
-    model = build(parallel, group, recompute=recompute).to(device)
+    model = build(family, parallel, group, recompute=recompute).to(device)
     tokens, targets = batch()
-    logits_weight = torch.randn(BATCH, SEQUENCE, CONFIG.vocab_size, generator=torch.Generator().manual_seed(8))
+    logits_weight = torch.randn(BATCH, SEQUENCE, VOCABULARY, generator=torch.Generator().manual_seed(8))
     with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
         loss = model(tokens.to(device), targets.to(device))
         logits = model(tokens.to(device))
     (loss + (logits * logits_weight.to(device)).mean()).backward()
 
     parameters = {name: value.double().cpu().requires_grad_() for name, value in full_parameters(model, group).items()}
-    expected_logits = reference_logits(parameters, tokens)
+    expected_logits = REFERENCES[family](parameters, tokens, CONFIGS[family])
     expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), targets.flatten())
     (expected_loss + (expected_logits * logits_weight.double()).mean()).backward()
 
@@ -116,6 +117,6 @@ def check(
         error = float((got[name].double().cpu() - reference).norm() / reference.norm())
         if not error <= close:
             failures.append(f"{name} is off by {error:.1e}, more than {close:.0e}")
-    if got["logits"].shape != (BATCH, SEQUENCE, CONFIG.vocab_size):
+    if got["logits"].shape != (BATCH, SEQUENCE, VOCABULARY):
         failures.append(f"logits are {tuple(got['logits'].shape)}")
     return failures
