@@ -2,6 +2,7 @@
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -22,9 +23,10 @@ class RankFailedError(AssertionError):
     """A function failed on some rank; the message is its traceback."""
 
 
-def _serve(rank: int, num_ranks: int, store: str, commands: Connection) -> None:
+def _serve(rank: int, num_ranks: int, *, store: str, backend: str, commands: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=_HANG)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=_HANG)
     while (command := commands.recv()) is not None:
         function, arguments = command
         try:
@@ -35,10 +37,11 @@ def _serve(rank: int, num_ranks: int, store: str, commands: Connection) -> None:
 
 
 class RankPool:
-    """So many Gloo ranks on this machine, each one thread, in one default process group."""
+    """So many ranks on this machine, each one thread, in one default process group; Gloo unless said otherwise."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, backend: str = "gloo") -> None:
         self.num_ranks = num_ranks
+        self._backend = backend
         self._processes: list[BaseProcess] = []
         self._commands: list[Connection] = []
 
@@ -49,7 +52,8 @@ class RankPool:
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.num_ranks, store, theirs), daemon=True)
+            settings = {"store": store, "backend": self._backend, "commands": theirs}
+            process = context.Process(target=_serve, args=(rank, self.num_ranks), kwargs=settings, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

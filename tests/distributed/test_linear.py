@@ -10,11 +10,11 @@ from tests.cases import linear
 from tests.distributed.ranks import RankPool
 
 
-def run_cases(num_ranks: int, dtype: torch.dtype, which: str) -> tuple[int, list[str]]:
+def run_cases(num_ranks: int, dtype: torch.dtype, which: str, device: str = "cpu") -> tuple[int, list[str]]:
     """On one rank: all cases of `which`; how many there were, and what is wrong."""
-    env = init_all_env(ModelParallelConfig(tensor_parallel_size=num_ranks), device="cpu")
+    env = init_all_env(ModelParallelConfig(tensor_parallel_size=num_ranks), device=device)
     try:
-        cases = getattr(linear, which)(num_ranks, dtype, "cpu")
+        cases = getattr(linear, which)(num_ranks, dtype, device)
         failures = [failure for case in cases for failure in linear.check(case, env.group("tp"))]
     finally:
         destroy_all_env()

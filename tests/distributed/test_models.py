@@ -17,13 +17,13 @@ def topology(num_ranks: int, name: str) -> ModelParallelConfig:
     return ModelParallelConfig(tensor_parallel_size=num_ranks, sequence_parallel=name == "sequence_parallel")
 
 
-def check(num_ranks: int, name: str, family: str, recompute: str) -> list[str]:
+def check(num_ranks: int, name: str, family: str, recompute: str, *, device: str = "cpu") -> list[str]:
     config = topology(num_ranks, name)
-    env = init_all_env(config, device="cpu")
+    env = init_all_env(config, device=device)
     failures = [
         f"{dtype}: {failure}"
         for dtype in (torch.float32, torch.bfloat16)
-        for failure in models.check(family, config, env.group("tp"), recompute=recompute, dtype=dtype)
+        for failure in models.check(family, config, env.group("tp"), recompute=recompute, dtype=dtype, device=device)
     ]
     destroy_all_env()
     return failures

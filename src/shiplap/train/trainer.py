@@ -38,6 +38,8 @@ def train(family: str, config: TrainConfig) -> None:
     with agreed_env(config.parallel, device=config.run.device, settings=settings(family, config)) as env:
         with fail_together():
             setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
+        # Only now: a run that some rank cannot begin leaves no folder behind.
+        with fail_together():
             folder = claim_run_folder(config.run.run_dir, family) if env.rank == 0 else None
         model = _build(setup, env)
         reports = Reports([])
