@@ -148,7 +148,9 @@ def test_a_folder_that_rank_0_alone_cannot_write_stops_all(ranks: Ranks, corpus:
 
 
 def test_a_bad_token_that_one_replica_alone_reads_stops_all(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(2).run(command, [f"{MODEL} --input-bin {_with_a_bad_token(tmp_path)} --batch-size 1 --run-dir {tmp_path}/run"])
+    results = ranks(2).run(
+        command, [f"{MODEL} --input-bin {_with_a_bad_token(tmp_path)} --batch-size 1 --run-dir {tmp_path}/run"]
+    )
     assert [code for code, _, _ in results] == [2, 2]
     assert re.search(r"error: rank [01]: --input-bin .*token 300 at position 700 .* vocabulary of 257", results[0][2])
     assert results[1][2] == ""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -277,3 +278,13 @@ def test_runs_that_start_in_the_same_second_get_their_own_folders(
     folders = {claim_run_folder(None, "gpt2") for _ in range(3)}
     assert len(folders) == 3
     assert all(re.fullmatch(r"runs/gpt2-\d{8}-\d{6}(-\d)?", str(folder)) for folder in folders)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = [sys.executable, "-m", "shiplap", "train", "gpt2", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (141, "")

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after `shiplap`; by default those of this process.
 
     Returns:
-        The exit code: 2 for a mistake that the user can mend, 130 after Ctrl-C.
+        The exit code: 2 for a mistake that the user can mend, 130 after Ctrl-C, 141 if nobody reads the output.
     """
     try:
         return _exit_code(sys.argv[1:] if argv is None else argv)
@@ -50,6 +50,11 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as in `shiplap train gpt2 --help | head`. What is still buffered must
+        # go nowhere, or the interpreter complains about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _run(arguments: Sequence[str]) -> int:
