@@ -1,5 +1,6 @@
 """What a model is built from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -9,6 +10,9 @@ from torch import nn
 from shiplap.comm.collectives import Group
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.layers.attention import SelfAttention
+from shiplap.layers.mlp import GeluMLP, SwigluMLP
+from shiplap.layers.rope import RotaryPositions
 from shiplap.tensor_parallel.linear import Init
 
 
@@ -45,3 +49,38 @@ class Build:
         Radford et al. 2019, section 2.3.
         """
         return partial(nn.init.normal_, std=self.config.initializer_range / sqrt(2 * self.config.num_layers))
+
+    def attention(
+        self,
+        *,
+        bias: bool,
+        positions: RotaryPositions | None = None,
+        query_key_norm: Callable[[], nn.Module] | None = None,
+    ) -> SelfAttention:
+        """A block's attention; what families differ in are arguments, those of `SelfAttention`."""
+        return SelfAttention(
+            self.config.hidden_size,
+            self.config.num_attention_heads,
+            num_key_value_heads=self.config.key_value_heads,
+            head_size=self.config.head_size,
+            parallel=self.parallel,
+            group=self.group,
+            bias=bias,
+            dropout=self.config.dropout,
+            init=self.init,
+            output_init=self.output_init,
+            recompute_core=self.recompute == "selective",
+            positions=positions,
+            query_key_norm=query_key_norm,
+        )
+
+    def mlp(self, kind: type[GeluMLP] | type[SwigluMLP]) -> GeluMLP | SwigluMLP:
+        """A block's feed-forward layer, of the given kind."""
+        return kind(
+            self.config.hidden_size,
+            self.config.ffn_hidden_size,
+            parallel=self.parallel,
+            group=self.group,
+            init=self.init,
+            output_init=self.output_init,
+        )

@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP
 from shiplap.layers.norm import LayerNorm
 from shiplap.layers.position import LearnedPositions
@@ -26,28 +25,8 @@ class GPT2(DecoderModel):
 
     def make_attention(self, build: Build) -> nn.Module:
         """Multi-head attention with biases."""
-        config = build.config
-        return SelfAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            num_key_value_heads=config.key_value_heads,
-            head_size=config.head_size,
-            parallel=build.parallel,
-            group=build.group,
-            bias=True,
-            dropout=config.dropout,
-            init=build.init,
-            output_init=build.output_init,
-            recompute_core=build.recompute == "selective",
-        )
+        return build.attention(bias=True)
 
     def make_mlp(self, build: Build) -> nn.Module:
         """GELU, with biases."""
-        return GeluMLP(
-            build.config.hidden_size,
-            build.config.ffn_hidden_size,
-            parallel=build.parallel,
-            group=build.group,
-            init=build.init,
-            output_init=build.output_init,
-        )
+        return build.mlp(GeluMLP)

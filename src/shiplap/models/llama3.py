@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import SwigluMLP
 from shiplap.layers.norm import RMSNorm
 from shiplap.layers.rope import RotaryPositions
@@ -22,21 +21,8 @@ class Llama3(DecoderModel):
     def make_attention(self, build: Build) -> nn.Module:
         """Grouped-query attention with rotary positions."""
         config = build.config
-        return SelfAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            num_key_value_heads=config.key_value_heads,
-            head_size=config.head_size,
-            parallel=build.parallel,
-            group=build.group,
-            bias=False,
-            dropout=config.dropout,
-            init=build.init,
-            output_init=build.output_init,
-            recompute_core=build.recompute == "selective",
-            positions=RotaryPositions(config.head_size, theta=config.rope_theta, scaling=config.rope_scaling),
-            query_key_norm=self.query_key_norm(build),
-        )
+        positions = RotaryPositions(config.head_size, theta=config.rope_theta, scaling=config.rope_scaling)
+        return build.attention(bias=False, positions=positions, query_key_norm=self.query_key_norm(build))
 
     def query_key_norm(self, build: Build) -> Callable[[], nn.Module] | None:
         """Makes the norm of queries and keys, where the family has one; LLaMA 3 has none."""
@@ -44,11 +30,4 @@ class Llama3(DecoderModel):
 
     def make_mlp(self, build: Build) -> nn.Module:
         """SwiGLU."""
-        return SwigluMLP(
-            build.config.hidden_size,
-            build.config.ffn_hidden_size,
-            parallel=build.parallel,
-            group=build.group,
-            init=build.init,
-            output_init=build.output_init,
-        )
+        return build.mlp(SwigluMLP)
