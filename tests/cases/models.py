@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, all_gather
+from shiplap.comm.collectives import Group, all_gather, rank_in
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
 from shiplap.models.registry import build_model
@@ -55,7 +55,7 @@ def build(
     config = replace(CONFIGS[family], dropout=dropout)
     model = build_model(family, config, parallel=parallel, group=group, recompute=recompute)
     tp = parallel.tensor_parallel_size
-    rank = 0 if group is None else torch.distributed.get_rank(group)
+    rank = rank_in(group)
     shards = dict(named_shards(model))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,6 +1,10 @@
 """The environment of several ranks: mesh, groups, agreement, and one rank's mistake ending all."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +22,9 @@ def groups() -> dict[str, list[int] | int]:
     for axis in ("tp", "dp", "pp"):
         group = GlobalEnv.instance().group(axis)
         assert group is not None
-        members[axis] = dist.get_process_group_ranks(group)
+        members[axis] = dist.get_process_group_ranks(group.process_group)
         total = torch.tensor([env.rank])
-        dist.all_reduce(total, group=group)
+        dist.all_reduce(total, group=group.process_group)
         members[f"{axis} sum"] = int(total)
         members[f"{axis} place"] = env.coordinate(axis)
     assert env.mesh is not None
@@ -87,3 +91,34 @@ def test_ranks_that_were_started_differently_say_where(ranks: Callable[[int], Ra
     [message] = set(ranks(4).run(started_differently))
     assert "seed" in message
     assert "ranks 0, 1, 3: 0; rank 2: 1" in message
+
+
+KEEPS_EVERYTHING = """
+import torch
+from pathlib import Path
+from shiplap import ColumnParallelLinear, RowParallelLinear, destroy_all_env, init_all_env
+
+env = init_all_env(tensor_parallel_size=2, sequence_parallel=True, device="cpu")
+column, row = ColumnParallelLinear(4, 4), RowParallelLinear(4, 4)
+optimizer = torch.optim.AdamW([*column.parameters(), *row.parameters()])
+y = row(column(torch.ones(2, 4)))
+y.sum().backward()
+optimizer.step()
+z = column(torch.ones(2, 4))
+destroy_all_env()
+names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+try:
+    row(z)
+except RuntimeError as error:
+    print(f"Gloo threads: {sum('gloo' in name for name in names)}; {error}", flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_process_groups_end_although_layers_and_graphs_live_on(tmp_path: Path) -> None:
+    """A thread of Gloo's that outlives the interpreter aborts the process now and then."""
+    (tmp_path / "keeps.py").write_text(KEEPS_EVERYTHING)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "keeps.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"Gloo threads: 0; This process group is gone", done.stdout)) == 2, done.stdout

@@ -13,7 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None
+from shiplap.topology.rank_group import RankGroup
+
+Group = RankGroup | None
+AnyGroup = RankGroup | dist.ProcessGroup | None
+
+
+def as_group(group: AnyGroup) -> Group:
+    """What a caller gave as a group: ours, torch's own, or None."""
+    return RankGroup(group) if isinstance(group, dist.ProcessGroup) else group
+
 
 # PyTorch 2.13 renamed the two collectives and warns about the old names; 2.11 has only those.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -65,12 +74,12 @@ class PendingSum(Pending):
 
 def size_of(group: Group) -> int:
     """Number of ranks in the group."""
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if group is None else group.size
 
 
 def rank_in(group: Group) -> int:
     """This rank's place in the group."""
-    return 0 if group is None else dist.get_rank(group)
+    return 0 if group is None else group.rank
 
 
 def all_gather(x_sBH: Tensor, group: Group) -> Pending:
@@ -79,7 +88,7 @@ def all_gather(x_sBH: Tensor, group: Group) -> Pending:
         return Pending(x_sBH)
     x_sBH = x_sBH.contiguous()
     x_SBH = x_sBH.new_empty(size_of(group) * x_sBH.shape[0], *x_sBH.shape[1:])
-    work = _all_gather_single(x_SBH, x_sBH, group=group, async_op=True)
+    work = _all_gather_single(x_SBH, x_sBH, group=group.process_group, async_op=True)
     return Pending(x_SBH, [work], [x_sBH])
 
 
@@ -89,7 +98,7 @@ def reduce_scatter(x_SBH: Tensor, group: Group) -> Pending:
         return Pending(x_SBH)
     x_SBH = x_SBH.contiguous()
     x_sBH = x_SBH.new_empty(x_SBH.shape[0] // size_of(group), *x_SBH.shape[1:])
-    work = _reduce_scatter_single(x_sBH, x_SBH, group=group, async_op=True)
+    work = _reduce_scatter_single(x_sBH, x_SBH, group=group.process_group, async_op=True)
     return Pending(x_sBH, [work], [x_SBH])
 
 
@@ -97,24 +106,24 @@ def all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.Reduc
     """Start summing `x` over the ranks, in place; every rank gets the sum."""
     if group is None:
         return Pending(x)
-    return Pending(x, [dist.all_reduce(x, op=op, group=group, async_op=True)])
+    return Pending(x, [dist.all_reduce(x, op=op, group=group.process_group, async_op=True)])
 
 
 def reduce(x: Tensor, destination: int, group: Group) -> Pending:
     """Start summing `x` over the ranks, in place, into rank `destination` of the group; elsewhere `x` is scratch."""
     if group is None:
         return Pending(x)
-    return Pending(x, [dist.reduce(x, group_dst=destination, group=group, async_op=True)])
+    return Pending(x, [dist.reduce(x, group_dst=destination, group=group.process_group, async_op=True)])
 
 
-def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: dist.ProcessGroup) -> Pending:
+def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: RankGroup) -> Pending:
     """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
     # The receive comes first. Gloo sends only to who has said that it receives, and says so on the same connection as
     # the data: behind an outgoing tensor the peer would hear of it late, and both directions would take turns.
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.irecv, incoming, group=group, group_peer=source),
-            dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
+            dist.P2POp(dist.irecv, incoming, group=group.process_group, group_peer=source),
+            dist.P2POp(dist.isend, outgoing, group=group.process_group, group_peer=to),
         ]
     )
     return Pending(incoming, works, [outgoing])

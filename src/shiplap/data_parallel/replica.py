@@ -17,7 +17,7 @@ def replicate(model: nn.Module, group: Group) -> nn.Module:
     """
     if group is None:
         return model
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, process_group=group.process_group, gradient_as_bucket_view=True)
 
 
 def accumulating(replica: nn.Module, *, last: bool) -> AbstractContextManager[None]:

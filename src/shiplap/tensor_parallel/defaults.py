@@ -1,11 +1,11 @@
 """The one place where a layer that was given no config or group takes them from `GlobalEnv`."""
 
-from shiplap.comm.collectives import Group, size_of
+from shiplap.comm.collectives import AnyGroup, Group, as_group, size_of
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.topology.global_env import GlobalEnv
 
 
-def resolve(config: ModelParallelConfig | None, group: Group) -> tuple[ModelParallelConfig, Group]:
+def resolve(config: ModelParallelConfig | None, given: AnyGroup) -> tuple[ModelParallelConfig, Group]:
     """The config and the TP group of a new layer.
 
     Raises:
@@ -14,6 +14,7 @@ def resolve(config: ModelParallelConfig | None, group: Group) -> tuple[ModelPara
     """
     if config is None:
         config = GlobalEnv.instance().config
+    group = as_group(given)
     if group is None and config.tensor_parallel_size > 1:
         group = GlobalEnv.instance().group("tp")
     if size_of(group) != config.tensor_parallel_size:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in
+from shiplap.comm.collectives import AnyGroup, rank_in
 from shiplap.comm.mappings import reduce_from_all, reduce_scatter_to_shard
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.tensor_parallel.defaults import resolve
@@ -29,7 +29,7 @@ class VocabParallelEmbedding(nn.Module):
         embedding_dim: int,
         *,
         config: ModelParallelConfig | None = None,
-        group: Group = None,
+        group: AnyGroup = None,
         init: Init = normal_init,
     ) -> None:
         """Make this rank's shard of the table `[V, H]`.

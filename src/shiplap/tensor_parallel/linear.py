@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.comm.collectives import AnyGroup, Group, rank_in, size_of
 from shiplap.comm.mappings import copy_to_all
 from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config.model_parallel import ModelParallelConfig
@@ -56,7 +56,7 @@ class ColumnParallelLinear(nn.Module):
         bias: bool = True,
         *,
         config: ModelParallelConfig | None = None,
-        group: Group = None,
+        group: AnyGroup = None,
         disable_tp_comm_pipeline: bool = False,
         skip_bias_add: bool = False,
         weight: nn.Parameter | None = None,
@@ -124,7 +124,7 @@ class RowParallelLinear(nn.Module):
         bias: bool = True,
         *,
         config: ModelParallelConfig | None = None,
-        group: Group = None,
+        group: AnyGroup = None,
         skip_bias_add: bool = False,
         init: Init = normal_init,
     ) -> None:

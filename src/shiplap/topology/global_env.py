@@ -5,6 +5,7 @@ as arguments.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shiplap.config.errors import UserError
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.topology.layout import AXES, RankLayout, layout_for
+from shiplap.topology.rank_group import RankGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class GlobalEnv:
         rank: this process, in 0 … world size - 1.
         device: where this rank computes.
         mesh: the device mesh with axes pp, dp, tp; None for a single process without torch.distributed.
+        groups: this rank's group along each axis that has more than one rank.
         owns_process_group: `init_all_env` joined torch.distributed, so `destroy_all_env` leaves it.
     """
 
@@ -39,6 +42,7 @@ class GlobalEnv:
     rank: int
     device: torch.device
     mesh: DeviceMesh | None
+    groups: Mapping[str, RankGroup]
     owns_process_group: bool
 
     _instance: ClassVar[Optional["GlobalEnv"]] = None
@@ -54,11 +58,9 @@ class GlobalEnv:
             raise RuntimeError("There is no GlobalEnv yet: call shiplap.init_all_env(config) first.")
         return cls._instance
 
-    def group(self, axis: str) -> dist.ProcessGroup | None:
-        """This rank's process group along `pp`, `dp` or `tp`; None where it would hold this rank alone."""
-        if self.mesh is None or getattr(self.layout, axis) == 1:
-            return None
-        return self.mesh.get_group(axis)
+    def group(self, axis: str) -> RankGroup | None:
+        """The ranks along `pp`, `dp` or `tp` that this rank belongs to; None where it would be alone."""
+        return self.groups.get(axis)
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along `pp`, `dp` or `tp`."""
@@ -112,16 +114,18 @@ def init_all_env(
     if owns:
         backend = "cpu:gloo,cuda:nccl" if this_device.type == "cuda" else "gloo"
         dist.init_process_group(backend)
-    mesh = None
+    mesh, groups = None, {}
     if dist.is_initialized():
         sizes = tuple(getattr(layout, axis) for axis in AXES)
         mesh = init_device_mesh(this_device.type, sizes, mesh_dim_names=AXES)
+        groups = {axis: RankGroup(mesh.get_group(axis)) for axis in AXES if getattr(layout, axis) > 1}
     GlobalEnv._instance = GlobalEnv(
         config=config,
         layout=layout,
         rank=dist.get_rank() if mesh is not None else 0,
         device=this_device,
         mesh=mesh,
+        groups=groups,
         owns_process_group=owns,
     )
     return GlobalEnv._instance
@@ -132,13 +136,18 @@ def destroy_all_env() -> None:
     env, GlobalEnv._instance = GlobalEnv._instance, None
     if env is None or env.mesh is None:
         return
+    # Whoever still holds the environment or a layer must not keep the process groups alive: see `RankGroup`.
+    mesh = env.mesh
+    object.__setattr__(env, "mesh", None)
+    for group in env.groups.values():
+        group.close()
     if env.owns_process_group:
         dist.destroy_process_group()
         return
     for axis in AXES:
-        group = env.mesh.get_group(axis)
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
+        process_group = mesh.get_group(axis)
+        if process_group is not dist.group.WORLD:
+            dist.destroy_process_group(process_group)
 
 
 def under_torchrun() -> bool:
