@@ -107,8 +107,8 @@ def check(
     (expected_loss + (expected_logits * logits_weight.double()).mean()).backward()
 
     # float32: a few hundred operations deep, 2^-24 each. bfloat16: some thirty roundings of 2^-9 follow each other,
-    # and the gradients of weights that barely matter carry the noise of those that do.
-    close = 2e-5 if dtype == torch.float32 else 8e-2
+    # and the gradients of weights that barely matter carry the noise of those that do. Largest seen: 1.4e-6 and 5.6e-2.
+    close = 5e-6 if dtype == torch.float32 else 8e-2
     got = {"loss": loss.detach(), "logits": logits.detach()} | full_parameters(model, group, grads=True)
     expected = {"loss": expected_loss.detach(), "logits": expected_logits.detach()}
     expected |= {name: p.grad for name, p in parameters.items() if p.grad is not None}

@@ -74,13 +74,15 @@ class ColumnParallelLinear(nn.Module):
             disable_tp_comm_pipeline: no pipelines here, of the forward all-gather or of dgrad; bulk overlap stays.
             skip_bias_add: return `(y, bias)` and leave the addition to the caller, who may fuse it.
             weight: an existing shard `[O/R, I]` to share, such as a tied embedding's.
-            shard: how the weight is divided, where it is not simply along O; the bias goes along O all the same.
+            shard: how the weight is divided, where it is not simply along O. Such a layer has no bias.
             init: fills the full weight `[O, I]` in place and returns it.
 
         Raises:
-            ValueError: O is not divisible by the TP size; a shared weight of another shape.
+            ValueError: O is not divisible by the TP size; a shared weight of another shape; a bias beside `shard`.
         """
         super().__init__()
+        if bias and shard is not None:
+            raise ValueError("A layer with a shard of its own has no bias: it would be divided differently. bias=False")
         config, self.group = resolve(config, group)
         self.plan: ColumnPlan = column_plan(config, disable_pipeline=disable_tp_comm_pipeline)
         self.disable_tp_comm_pipeline = disable_tp_comm_pipeline

@@ -21,6 +21,10 @@ class RankGroup:
         self.size = dist.get_world_size(process_group)
         self.rank = dist.get_rank(process_group)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "RankGroup":
+        """The same ranks: a copied layer communicates with the ranks that the original does."""
+        return self
+
     @property
     def process_group(self) -> dist.ProcessGroup:
         """Torch's process group.

@@ -14,7 +14,7 @@ class Setup:
     """A run whose parts are known to fit together.
 
     Attributes:
-        family: `gpt2`.
+        family: the model's family, such as `gpt2`.
         config: what was asked for.
         model: the model's sizes.
         data: the opened corpus, as one data-parallel rank sees it.
