@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from shiplap.comm.collectives import Group, all_gather, rank_in
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.shard import Shard, named_shards
 from tests.cases import references
 
 # Vocabulary and sequence length that no TP size here divides.
@@ -38,22 +39,37 @@ CONFIGS = {
     "gpt2": _GPT2,
     "llama3": _LLAMA3,
     "qwen3": replace(_LLAMA3, rope_scaling=None, tie_embeddings=True, norm_epsilon=1e-6),
+    "mixtral": replace(_LLAMA3, rope_scaling=None, num_experts=4, router_aux_loss_coefficient=0.5),
+    "mixtral, all experts": replace(
+        _LLAMA3, rope_scaling=None, num_experts=4, num_experts_per_token=4, router_aux_loss_coefficient=0.5
+    ),
+    # Fewer key-value heads than ranks, or a number of them that no TP size divides.
+    **{
+        f"llama3, {heads} key-value heads": replace(_LLAMA3, num_attention_heads=24, num_key_value_heads=heads)
+        for heads in (1, 2, 3)
+    },
 }
-REFERENCES: dict[str, Callable[[dict[str, Tensor], Tensor, TransformerConfig], Tensor]] = {
-    "gpt2": references.gpt2,
-    "llama3": references.llama3,
-    "qwen3": references.llama3,
+Reference = Callable[[dict[str, Tensor], Tensor, TransformerConfig], tuple[Tensor, Tensor]]
+NOTHING = torch.zeros(())
+REFERENCES: dict[str, Reference] = {
+    "gpt2": lambda *arguments: (references.gpt2(*arguments), NOTHING),
+    "llama3": lambda *arguments: (references.llama3(*arguments), NOTHING),
+    "qwen3": lambda *arguments: (references.llama3(*arguments), NOTHING),
+    "mixtral": references.mixtral,
 }
 SEQUENCE, BATCH = 13, 3
 
 
 def build(
-    family: str, parallel: ModelParallelConfig, group: Group, *, recompute: str = "none", dropout: float = 0.0
+    name: str, parallel: ModelParallelConfig, group: Group, *, recompute: str = "none", dropout: float = 0.0
 ) -> nn.Module:
-    """The model under test; biases and norms away from their trivial initial values, alike on all ranks."""
+    """The model under test, by its key in `CONFIGS`.
+
+    Biases and norms are away from their trivial initial values, alike on all ranks.
+    """
     torch.manual_seed(5)
-    config = replace(CONFIGS[family], dropout=dropout)
-    model = build_model(family, config, parallel=parallel, group=group, recompute=recompute)
+    config = replace(CONFIGS[name], dropout=dropout)
+    model = build_model(name.split(",")[0], config, parallel=parallel, group=group, recompute=recompute)
     tp = parallel.tensor_parallel_size
     rank = rank_in(group)
     shards = dict(named_shards(model))
@@ -83,17 +99,30 @@ def full_parameters(model: nn.Module, group: Group, *, grads: bool = False) -> d
         local = parameter.grad if grads else parameter.detach()
         assert local is not None, name
         shard = shards[name]
-        if shard is not None:
-            local = shard.full(tuple(all_gather(local[None], group).wait()))
-        whole[name] = local.detach().clone()
+        whole[name] = local.detach().clone() if shard is None else gathered(local, shard, group)
+    return whole
+
+
+def gathered(local: Tensor, shard: Shard, group: Group) -> Tensor:
+    """The whole of a divided tensor; the ranks' shards may differ in size, and agree where they share something."""
+    if group is None:
+        return shard.full([local.detach()])
+    shapes = [shard.shard_shape(rank, group.size) for rank in range(group.size)]
+    padded = local.new_zeros(max(map(prod, shapes)))
+    padded[: local.numel()] = local.detach().flatten()
+    parts = all_gather(padded[None], group).wait()
+    shards = [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    whole = shard.full(shards)
+    for rank, part in enumerate(shards):
+        assert torch.equal(shard.shard(whole, rank, group.size), part)
     return whole
 
 
 def check(
-    family: str, parallel: ModelParallelConfig, group: Group, *, recompute: str, dtype: torch.dtype, device: str = "cpu"
+    name: str, parallel: ModelParallelConfig, group: Group, *, recompute: str, dtype: torch.dtype, device: str = "cpu"
 ) -> list[str]:
     """Loss, logits and every gradient of the sharded model against the plain one; what is wrong, as text."""
-    model = build(family, parallel, group, recompute=recompute).to(device)
+    model = build(name, parallel, group, recompute=recompute).to(device)
     tokens, targets = batch()
     logits_weight = torch.randn(BATCH, SEQUENCE, VOCABULARY, generator=torch.Generator().manual_seed(8))
     with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -102,8 +131,8 @@ def check(
     (loss + (logits * logits_weight.to(device)).mean()).backward()
 
     parameters = {name: value.double().cpu().requires_grad_() for name, value in full_parameters(model, group).items()}
-    expected_logits = REFERENCES[family](parameters, tokens, CONFIGS[family])
-    expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), targets.flatten())
+    expected_logits, auxiliary_loss = REFERENCES[name.split(",")[0]](parameters, tokens, CONFIGS[name])
+    expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), targets.flatten()) + auxiliary_loss
     (expected_loss + (expected_logits * logits_weight.double()).mean()).backward()
 
     # float32: a few hundred operations deep, 2^-24 each. bfloat16: some thirty roundings of 2^-9 follow each other,
@@ -113,10 +142,10 @@ def check(
     expected = {"loss": expected_loss.detach(), "logits": expected_logits.detach()}
     expected |= {name: p.grad for name, p in parameters.items() if p.grad is not None}
     failures = []
-    for name, reference in expected.items():
-        error = float((got[name].double().cpu() - reference).norm() / reference.norm())
+    for key, reference in expected.items():
+        error = float((got[key].double().cpu() - reference).norm() / reference.norm())
         if not error <= close:
-            failures.append(f"{name} is off by {error:.1e}, more than {close:.0e}")
+            failures.append(f"{key} is off by {error:.1e}, more than {close:.0e}")
     if got["logits"].shape != (BATCH, SEQUENCE, VOCABULARY):
         failures.append(f"logits are {tuple(got['logits'].shape)}")
     return failures

@@ -4,6 +4,7 @@ Parameters go by the sharded model's names. Nothing here comes from `shiplap` bu
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +30,10 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _split_heads(qkv: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor, Tensor]:
     """The fused product as queries, keys and values `[B, heads, S, d]`, repeated for the queries that share them."""
     batch, sequence, _ = qkv.shape
+    sizes = [heads * config.head_size for heads in (config.num_attention_heads, *2 * (config.key_value_heads,))]
+    q, k, v = (x.view(batch, sequence, -1, config.head_size).transpose(1, 2) for x in qkv.split(sizes, dim=-1))
     shared = config.num_attention_heads // config.key_value_heads
-    grouped = qkv.view(batch, sequence, config.key_value_heads, shared + 2, config.head_size)
-    q = grouped[..., :shared, :].flatten(2, 3).transpose(1, 2)
-    k = grouped[..., shared, :].transpose(1, 2).repeat_interleave(shared, dim=1)
-    v = grouped[..., shared + 1, :].transpose(1, 2).repeat_interleave(shared, dim=1)
-    return q, k, v
+    return q, k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
 
 
 def gpt2(p: Parameters, tokens: Tensor, config: TransformerConfig) -> Tensor:
@@ -78,8 +77,43 @@ def _turn(x: Tensor, config: TransformerConfig) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+def _swiglu(x: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
+    gate, up = (x @ fc1.t()).chunk(2, dim=-1)
+    return (F.silu(gate) * up) @ fc2.t()
+
+
+def _experts(p: Parameters, name: str, x: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Every token through every expert, those that it does not take with weight 0; and what the router made of it."""
+    probabilities = (x @ p[f"{name}.router.weight"].t()).softmax(-1)
+    chosen = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(config.num_experts_per_token).indices, 1.0)
+    weights = probabilities * chosen
+    weights = weights / weights.sum(-1, keepdim=True)
+    fc1 = p[f"{name}.fc1.weight"].chunk(config.num_experts)
+    fc2 = p[f"{name}.fc2.weight"].chunk(config.num_experts)
+    outputs = [_swiglu(x, w1, w2) * weights[..., i : i + 1] for i, (w1, w2) in enumerate(zip(fc1, fc2, strict=True))]
+    return sum(outputs, torch.zeros_like(x)), probabilities, chosen
+
+
+def mixtral(p: Parameters, tokens: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor]:
+    """Logits `[B, S, V]` and the load-balancing loss."""
+    routed: list[tuple[Tensor, Tensor]] = []
+
+    def mlp(name: str, x: Tensor) -> Tensor:
+        y, probabilities, chosen = _experts(p, name, x, config)
+        routed.append((probabilities, chosen))
+        return y
+
+    logits = _llama(p, tokens, config, mlp)
+    probabilities, chosen = (torch.cat([x.flatten(0, 1) for x in each]).mean(0) for each in zip(*routed, strict=True))
+    return logits, config.router_aux_loss_coefficient * config.num_experts * (probabilities * chosen).sum()
+
+
 def llama3(p: Parameters, tokens: Tensor, config: TransformerConfig) -> Tensor:
     """Logits `[B, S, V]`; with query and key norms where there are such parameters (Qwen3)."""
+    return _llama(p, tokens, config, lambda name, x: _swiglu(x, p[f"{name}.fc1.weight"], p[f"{name}.fc2.weight"]))
+
+
+def _llama(p: Parameters, tokens: Tensor, config: TransformerConfig, mlp: Callable[[str, Tensor], Tensor]) -> Tensor:
 
     def norm(name: str, x: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + config.norm_epsilon).sqrt() * p[f"{name}.weight"]
@@ -92,7 +126,6 @@ def llama3(p: Parameters, tokens: Tensor, config: TransformerConfig) -> Tensor:
             q, k = norm(f"{block}.attention.query_norm", q), norm(f"{block}.attention.key_norm", k)
         context = _causal_attention(_turn(q, config), _turn(k, config), v)
         x = x + _linear(p, f"{block}.attention.proj", context)
-        gate, up = _linear(p, f"{block}.mlp.fc1", norm(f"{block}.mlp_norm", x)).chunk(2, dim=-1)
-        x = x + _linear(p, f"{block}.mlp.fc2", F.silu(gate) * up)
+        x = x + mlp(f"{block}.mlp", norm(f"{block}.mlp_norm", x))
     head = p.get("head.projection.weight", p["embedding.weight"])
     return norm("final_norm", x) @ head.t()

@@ -22,7 +22,7 @@ def check(num_ranks: int, name: str, family: str, recompute: str, *, device: str
     env = init_all_env(config, device=device)
     failures = [
         f"{dtype}: {failure}"
-        for dtype in (torch.float32, torch.bfloat16)
+        for dtype in ((torch.float32,) if family == "mixtral" else (torch.float32, torch.bfloat16))
         for failure in models.check(family, config, env.group("tp"), recompute=recompute, dtype=dtype, device=device)
     ]
     destroy_all_env()
@@ -35,11 +35,16 @@ def check(num_ranks: int, name: str, family: str, recompute: str, *, device: str
         *(("gpt2", recompute) for recompute in ("none", "selective", "full")),
         *(("llama3", recompute) for recompute in ("none", "full")),
         ("qwen3", "selective"),
+        # An expert is taken or not: near a tie bfloat16 decides otherwise, and everything after it differs. So it is
+        # compared where all are taken.
+        *(("mixtral", recompute) for recompute in ("none", "full")),
+        ("mixtral, all experts", "none"),
+        *((f"llama3, {heads} key-value heads", "none") for heads in (1, 2, 3)),
     ],
 )
 @pytest.mark.parametrize(
     ("num_ranks", "name"),
-    [(1, "tp"), *((n, name) for n in (2, 8) for name in ("tp", "sequence_parallel", "overlap"))],
+    [(1, "tp"), *((n, name) for n in (2, 4, 8) for name in ("tp", "sequence_parallel", "overlap"))],
 )
 def test_loss_logits_and_every_gradient_match_float64(
     ranks: Callable[[int], RankPool], *, num_ranks: int, name: str, family: str, recompute: str

@@ -63,7 +63,6 @@ def test_options_that_cannot_work_are_refused_by_their_flag(options: object, nam
     [
         ({"num_attention_heads": 3, "hidden_size": 48}, "--num-attention-heads 3"),
         ({"num_attention_heads": 3, "hidden_size": 51}, "--hidden-size 51"),
-        ({"num_attention_heads": 8, "num_key_value_heads": 1}, "--num-key-value-heads 1"),
         ({"num_attention_heads": 2, "hidden_size": 50, "ffn_hidden_size": 7}, "--ffn-hidden-size 7"),
     ],
 )

@@ -5,6 +5,7 @@
 | `copy_to_all` | identity | all-reduce | f |
 | `reduce_from_all` | all-reduce | identity | f̄ (g in Megatron-LM, section 3) |
 | `reduce_scatter_to_shard` | reduce-scatter along dim 0 | all-gather | ḡ |
+| `gather_from_shard` | all-gather along dim 0 | reduce-scatter | g |
 | `split_to_shard` | own rows along dim 0 | all-gather | |
 | `gather_last_dim` | all-gather along the last dim | own slice | |
 
@@ -66,6 +67,18 @@ class _ReduceScatterToShard(torch.autograd.Function):
         return all_gather(grad_sBH, ctx.group).wait(), None
 
 
+class _GatherFromShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_sBH: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(x_sBH, group).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grad_SBH, ctx.group).wait(), None
+
+
 class _SplitToShard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
@@ -110,6 +123,11 @@ def reduce_from_all(x: Tensor, group: Group) -> Tensor:
 def reduce_scatter_to_shard(x_SBH: Tensor, group: Group) -> Tensor:
     """This rank's rows `[S/R, …]` of the sum of `x_SBH` over the group."""
     return x_SBH if group is None else _ReduceScatterToShard.apply(x_SBH, group)
+
+
+def gather_from_shard(x_sBH: Tensor, group: Group) -> Tensor:
+    """All ranks' rows `[S, …]`, of which each rank may make something else: their gradients are summed."""
+    return x_sBH if group is None else _GatherFromShard.apply(x_sBH, group)
 
 
 def split_to_shard(x_SBH: Tensor, group: Group) -> Tensor:

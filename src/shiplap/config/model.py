@@ -42,6 +42,9 @@ class TransformerConfig:
         rope_theta: base of the rotary frequencies; models with learned positions do not read it.
         rope_scaling: how rotary positions are stretched; None: not at all.
         tie_embeddings: the output head multiplies by the embedding table.
+        num_experts: feed-forward layers of each block, of which a token takes some; 0: the one of a dense model.
+        num_experts_per_token: how many a token takes.
+        router_aux_loss_coefficient: weight of the load-balancing loss beside the cross-entropy.
     """
 
     vocab_size: int
@@ -58,6 +61,9 @@ class TransformerConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = True
+    num_experts: int = 0
+    num_experts_per_token: int = 2
+    router_aux_loss_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse sizes that make no transformer."""
@@ -82,6 +88,10 @@ class TransformerConfig:
                 f"--num-attention-heads {self.num_attention_heads} is not divisible by --num-key-value-heads "
                 f"{self.key_value_heads}: each must serve equally many query heads."
             )
+        if self.num_experts and not 1 <= self.num_experts_per_token <= self.num_experts:
+            raise UserError(
+                f"A token cannot take {self.num_experts_per_token} of {self.num_experts} experts (--num-experts)."
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"--dropout must be in [0, 1), got {self.dropout}.")
 
@@ -98,13 +108,15 @@ class TransformerConfig:
     def check_divisible_by(self, tensor_parallel_size: int) -> None:
         """Refuse a TP size that cannot split this model evenly, naming both numbers.
 
+        Key-value heads need not be divisible: ranks share those that they need.
+
         Raises:
-            UserError: heads, hidden or feed-forward size is not a multiple of `tensor_parallel_size`.
+            UserError: query heads, hidden or feed-forward size is not a multiple of `tensor_parallel_size`; or a
+                rank's share of an expert cannot be multiplied in groups.
         """
         for flag, size in (
             ("--hidden-size", self.hidden_size),
             ("--num-attention-heads", self.num_attention_heads),
-            ("--num-key-value-heads", self.key_value_heads),
             ("--ffn-hidden-size", self.ffn_hidden_size),
         ):
             if size % tensor_parallel_size:
@@ -112,3 +124,10 @@ class TransformerConfig:
                     f"{flag} {size} is not divisible by --tensor-parallel {tensor_parallel_size}: "
                     "each rank must hold the same share."
                 )
+        share = self.ffn_hidden_size // tensor_parallel_size
+        if self.num_experts and (share % 8 or self.hidden_size % 8):
+            raise UserError(
+                f"Experts need sizes that are multiples of 8, for their grouped products; --ffn-hidden-size "
+                f"{self.ffn_hidden_size} / --tensor-parallel {tensor_parallel_size} is {share}, and --hidden-size "
+                f"{self.hidden_size}."
+            )

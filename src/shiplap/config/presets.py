@@ -70,6 +70,23 @@ def _qwen3(*, layers: int, hidden: int, heads: int, ffn: int, tied: bool = False
     )
 
 
+def _mixtral() -> TransformerConfig:
+    """Mixtral 8x7B: Jiang et al. 2024, table 1, and the released configuration."""
+    return TransformerConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        num_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        ffn_hidden_size=14336,
+        max_sequence_length=32768,
+        rope_theta=1000000.0,
+        tie_embeddings=False,
+        num_experts=8,
+        router_aux_loss_coefficient=0.02,
+    )
+
+
 PRESETS: dict[str, dict[str, Callable[[], TransformerConfig]]] = {
     "gpt2": {
         "gpt2-debug": _debug,
@@ -95,6 +112,18 @@ PRESETS: dict[str, dict[str, Callable[[], TransformerConfig]]] = {
         "qwen3-8b": partial(_qwen3, layers=36, hidden=4096, heads=32, ffn=12288),
         "qwen3-14b": partial(_qwen3, layers=40, hidden=5120, heads=40, ffn=17408),
         "qwen3-32b": partial(_qwen3, layers=64, hidden=5120, heads=64, ffn=25600),
+    },
+    "mixtral": {
+        "mixtral-debug": partial(
+            _debug,
+            num_key_value_heads=4,
+            ffn_hidden_size=256,
+            rope_theta=1000000.0,
+            tie_embeddings=False,
+            num_experts=4,
+            router_aux_loss_coefficient=0.02,
+        ),
+        "mixtral-8x7b": _mixtral,
     },
 }
 

@@ -35,6 +35,10 @@ class ModelOptions:
     max_sequence_length: int | None = option(
         None, "Longest sequence the model takes, in tokens, instead of the preset's."
     )
+    num_experts: int | None = option(None, "Experts of each block, instead of the preset's; Mixtral only.")
+    router_aux_loss_coefficient: float | None = option(
+        None, "Weight of the loss that evens out the use of experts, instead of the preset's; Mixtral only."
+    )
     dropout: float | None = option(None, "Dropout probability, instead of the preset's 0.")
     recompute: Literal["none", "selective", "full"] = option(
         "none",

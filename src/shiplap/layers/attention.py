@@ -7,20 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, size_of
+from shiplap.comm.collectives import Group, rank_in, size_of
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.recompute import recompute
 from shiplap.layers.rope import RotaryPositions
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
 from shiplap.tensor_parallel.random import different_per_rank
+from shiplap.tensor_parallel.shard import Block, Shard
 
 
 class SelfAttention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023): QKV is one column-parallel product, the output is row-parallel.
 
-    The fused QKV weight `[(heads + 2 kv_heads) d, H]` is laid out by key-value head: the query heads that share it,
-    then its key, then its value. So a plain split along dim 0 gives every rank whole groups. With as many key-value
-    heads as query heads it is multi-head attention.
+    The fused QKV weight `[(heads + 2 kv_heads) d, H]` holds all queries, then all keys, then all values, each divided
+    by itself. A rank has its even share of the query heads, and the key-value heads that these need. Where the TP size
+    does not divide the number of key-value heads, ranks share some, and the gradients of these are summed.
     """
 
     def __init__(
@@ -34,8 +36,8 @@ class SelfAttention(nn.Module):
         group: Group,
         bias: bool,
         dropout: float,
-        init: Init,
-        output_init: Init,
+        init: Init | None,
+        output_init: Init | None,
         recompute_core: bool,
         positions: RotaryPositions | None = None,
         query_key_norm: Callable[[], nn.Module] | None = None,
@@ -45,7 +47,7 @@ class SelfAttention(nn.Module):
         Args:
             hidden_size: H.
             num_heads: query heads of the full model; the TP size divides them.
-            num_key_value_heads: key-value heads of the full model; the TP size divides them.
+            num_key_value_heads: key-value heads of the full model; a divisor of `num_heads`.
             head_size: d.
             parallel: topology and switches.
             group: the TP ranks.
@@ -58,9 +60,17 @@ class SelfAttention(nn.Module):
             query_key_norm: makes a norm over d, one for queries and one for keys (Qwen3).
         """
         super().__init__()
-        self.num_local_groups = num_key_value_heads // size_of(group)
-        self.queries_per_group = num_heads // num_key_value_heads
+        queries = Block(size=num_heads * head_size, unit=head_size)
+        keys = Block(size=num_key_value_heads * head_size, unit=head_size)
+        out_features = queries.size + 2 * keys.size
         self.head_size = head_size
+        self.key_value_head_of = _key_value_head_of_each_query(
+            queries.range_of(rank_in(group), size_of(group)),
+            keys.range_of(rank_in(group), size_of(group)),
+            head_size=head_size,
+            queries_per_key=num_heads // num_key_value_heads,
+        )
+        self.num_local_key_value_heads = self.key_value_head_of[-1] + 1
         self.group = group
         self.dropout = dropout
         self.recompute_core = recompute_core
@@ -69,45 +79,67 @@ class SelfAttention(nn.Module):
         self.key_norm = query_key_norm() if query_key_norm else None
         self.qkv = ColumnParallelLinear(
             hidden_size,
-            (num_heads + 2 * num_key_value_heads) * head_size,
+            out_features,
             bias,
             config=parallel,
             group=group,
             disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_qkv,
+            shard=Shard(full_shape=(out_features, hidden_size), blocks=(queries, keys, keys)),
             init=init,
         )
         self.proj = RowParallelLinear(
             num_heads * head_size, hidden_size, bias, config=parallel, group=group, init=output_init
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[S/R, B, H]` to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`)."""
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """`[S/R, B, H]` to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`).
+
+        Args:
+            x: the tokens.
+            cache: keys and values of the tokens before them, to which theirs are added.
+        """
         qkv_SBh = self.qkv(x)
         if self.recompute_core and torch.is_grad_enabled():
             context_SBh = recompute(self._core, qkv_SBh)
         else:
-            context_SBh = self._core(qkv_SBh)
+            context_SBh = self._core(qkv_SBh, cache)
         y: Tensor = self.proj(context_SBh)
         return y
 
-    def _core(self, qkv_SBh: Tensor) -> Tensor:
-        """`[S, B, (heads + 2 kv_heads) d / R]` to `[S, B, heads d / R]`."""
+    def _core(self, qkv_SBh: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """`[S, B, (heads + 2 kv_heads) d]`, this rank's heads, to `[S, B, heads d]`."""
         sequence, batch, _ = qkv_SBh.shape
-        grouped = qkv_SBh.view(sequence, batch, self.num_local_groups, self.queries_per_group + 2, self.head_size)
-        queries, key, value = grouped.split([self.queries_per_group, 1, 1], dim=3)
-        # [S, B, groups, heads of the group, d] to [B, heads, S, d]
-        query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (queries, key, value))
+        num_keys = self.num_local_key_value_heads
+        heads = qkv_SBh.view(sequence, batch, -1, self.head_size).permute(1, 2, 0, 3)  # [B, heads, S, d]
+        query, key, value = heads.split([len(self.key_value_head_of), num_keys, num_keys], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
+        start = 0 if cache is None else cache.length
         if self.positions is not None:
-            query, key = self.positions(query, key)
-        context = self._attend(query, key, value)
+            query, key = self.positions(query, key, start=start)
+        mask = None
+        if cache is not None:
+            key, value, mask = cache.extend(self, key, value)
+        context = self._attend(query, key, value, mask)
         return context.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`[B, heads, S, d]` and twice `[B, kv_heads, S, d]` to `[B, heads, S, d]`."""
-        attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=self.queries_per_group > 1)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """`[B, heads, S, d]` and twice `[B, kv_heads, T, d]` to `[B, heads, S, d]`; causal, or as the mask says."""
+        per_key = len(self.key_value_head_of) // self.num_local_key_value_heads
+        if self.key_value_head_of != [query // per_key for query in range(len(self.key_value_head_of))]:
+            # Unevenly shared: PyTorch's attention knows only keys that serve equally many queries.
+            key, value = key[:, self.key_value_head_of], value[:, self.key_value_head_of]
+            per_key = 1
+        attend = partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None, enable_gqa=per_key > 1)
         if self.dropout == 0.0 or not self.training:
             return attend(query, key, value)
         with different_per_rank(self.group, query.device):
             return attend(query, key, value, dropout_p=self.dropout)
+
+
+def _key_value_head_of_each_query(
+    query_rows: range, key_rows: range, *, head_size: int, queries_per_key: int
+) -> list[int]:
+    """For each of this rank's query heads the key-value head that it reads, both counted on this rank."""
+    first_query, first_key = query_rows.start // head_size, key_rows.start // head_size
+    return [(first_query + query) // queries_per_key - first_key for query in range(len(query_rows) // head_size)]

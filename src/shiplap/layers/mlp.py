@@ -6,14 +6,13 @@ from torch import Tensor, nn
 from shiplap.comm.collectives import Group
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.shard import Block, Shard
 
 
 class SwigluMLP(nn.Module):
     """`fc2(silu(gate) · up)`, gate and up being one product FC1 (Shazeer 2020).
 
-    The full FC1 weight is `[2F, H]`, gate above up. It is split along F of its view `[2, F, H]`, so that a rank's
-    product comes out as `[gate | up]`.
+    The full FC1 weight is `[2F, H]`, gate above up, each divided by itself: a rank's product is `[gate | up]`.
     """
 
     def __init__(
@@ -23,12 +22,11 @@ class SwigluMLP(nn.Module):
         *,
         parallel: ModelParallelConfig,
         group: Group,
-        init: Init,
-        output_init: Init,
+        init: Init | None,
+        output_init: Init | None,
     ) -> None:
         """Make this rank's part; the arguments are those of `GeluMLP`."""
         super().__init__()
-        fused = (2, ffn_hidden_size, hidden_size)
         self.fc1 = ColumnParallelLinear(
             hidden_size,
             2 * ffn_hidden_size,
@@ -36,7 +34,7 @@ class SwigluMLP(nn.Module):
             config=parallel,
             group=group,
             disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_fc1,
-            shard=Shard(full_shape=(2 * ffn_hidden_size, hidden_size), view=fused, dim=1),
+            shard=Shard(full_shape=(2 * ffn_hidden_size, hidden_size), blocks=2 * (Block(size=ffn_hidden_size),)),
             init=init,
         )
         self.fc2 = RowParallelLinear(
@@ -60,8 +58,8 @@ class GeluMLP(nn.Module):
         *,
         parallel: ModelParallelConfig,
         group: Group,
-        init: Init,
-        output_init: Init,
+        init: Init | None,
+        output_init: Init | None,
     ) -> None:
         """Make this rank's part.
 

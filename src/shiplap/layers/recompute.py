@@ -5,12 +5,15 @@ on in the recomputed forward: it is the same code.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+_Output = TypeVar("_Output")
 
-def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+
+def recompute(function: Callable[..., _Output], *inputs: Tensor) -> _Output:
     """`function(*inputs)`, keeping the inputs only."""
-    output: Tensor = checkpoint(function, *inputs, use_reentrant=False)
+    output: _Output = checkpoint(function, *inputs, use_reentrant=False)
     return output

@@ -28,9 +28,9 @@ class RotaryPositions(nn.Module):
         # Not a parameter and not in checkpoints: it follows from the sizes.
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
 
-    def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys `[B, heads, S, d]`, turned by their positions 0 … S - 1 along S."""
-        positions = torch.arange(heads[0].shape[2], device=heads[0].device)
+    def forward(self, *heads: Tensor, start: int = 0) -> tuple[Tensor, ...]:
+        """Queries and keys `[B, heads, S, d]`, turned by their positions `start` … `start + S - 1` along S."""
+        positions = torch.arange(start, start + heads[0].shape[2], device=heads[0].device)
         angles = positions[:, None] * self.frequencies.float()
         cosine, sine = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         return tuple(_turn(x, cosine.to(x.dtype), sine.to(x.dtype)) for x in heads)

@@ -12,6 +12,7 @@ from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP, SwigluMLP
+from shiplap.layers.moe import MixtureOfExperts
 from shiplap.layers.rope import RotaryPositions
 from shiplap.tensor_parallel.linear import Init
 
@@ -25,12 +26,14 @@ class Build:
         parallel: topology and switches.
         group: the TP ranks.
         recompute: `none`, `selective` (the attention core) or `full` (whole blocks).
+        draw: whether weights are drawn; if not, they are left for a loader to fill.
     """
 
     config: TransformerConfig
     parallel: ModelParallelConfig
     group: Group
     recompute: str = "none"
+    draw: bool = True
 
     @property
     def token_group(self) -> Group:
@@ -38,17 +41,20 @@ class Build:
         return self.group if self.parallel.sequence_parallel else None
 
     @property
-    def init(self) -> Init:
+    def init(self) -> Init | None:
         """Draws initial weights."""
-        return partial(nn.init.normal_, std=self.config.initializer_range)
+        return self._normal(self.config.initializer_range)
 
     @property
-    def output_init(self) -> Init:
+    def output_init(self) -> Init | None:
         """Draws weights of projections into the residual stream: smaller, by the number of them.
 
         Radford et al. 2019, section 2.3.
         """
-        return partial(nn.init.normal_, std=self.config.initializer_range / sqrt(2 * self.config.num_layers))
+        return self._normal(self.config.initializer_range / sqrt(2 * self.config.num_layers))
+
+    def _normal(self, std: float) -> Init | None:
+        return partial(nn.init.normal_, std=std) if self.draw else None
 
     def attention(
         self,
@@ -79,6 +85,19 @@ class Build:
         return kind(
             self.config.hidden_size,
             self.config.ffn_hidden_size,
+            parallel=self.parallel,
+            group=self.group,
+            init=self.init,
+            output_init=self.output_init,
+        )
+
+    def experts(self) -> MixtureOfExperts:
+        """A block's experts, in the place of its feed-forward layer."""
+        return MixtureOfExperts(
+            self.config.hidden_size,
+            self.config.ffn_hidden_size,
+            num_experts=self.config.num_experts,
+            experts_per_token=self.config.num_experts_per_token,
             parallel=self.parallel,
             group=self.group,
             init=self.init,

@@ -1,50 +1,19 @@
-"""What all decoder-only models share: the pre-norm block, and the way from tokens to logits or a loss."""
+"""What all decoder-only models share: the way from tokens to logits or a loss."""
 
-import torch
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shiplap.comm.collectives import size_of
+from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.dropout import Dropout
-from shiplap.layers.recompute import recompute
+from shiplap.layers.moe import Routing
+from shiplap.models.block import DecoderBlock
 from shiplap.models.build import Build
 from shiplap.models.head import OutputHead
 from shiplap.tensor_parallel.embedding import VocabParallelEmbedding
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
-
-
-class DecoderBlock(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, both branches through dropout."""
-
-    def __init__(
-        self,
-        *,
-        attention_norm: nn.Module,
-        attention: nn.Module,
-        mlp_norm: nn.Module,
-        mlp: nn.Module,
-        dropout: nn.Module,
-        recompute_all: bool,
-    ) -> None:
-        """Put the parts together; with `recompute_all` backward computes the whole block again."""
-        super().__init__()
-        self.attention_norm = attention_norm
-        self.attention = attention
-        self.mlp_norm = mlp_norm
-        self.mlp = mlp
-        self.dropout = dropout
-        self.recompute_all = recompute_all
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[S/R, B, H]` to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`)."""
-        if self.recompute_all and torch.is_grad_enabled():
-            return recompute(self._forward, x)
-        return self._forward(x)
-
-    def _forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return x
 
 
 class DecoderModel(nn.Module):
@@ -108,23 +77,41 @@ class DecoderModel(nn.Module):
         """A block's feed-forward layer."""
         raise NotImplementedError
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+    def auxiliary_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
+        """What is added to the cross-entropy, a scalar; only families with experts have something to add."""
+        raise NotImplementedError
+
+    def forward(
+        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
         """A loss, or logits.
 
         Args:
             tokens_BS: token ids `[B, S]`, the same on all TP ranks; any S up to the model's longest.
             targets_BS: token ids `[B, S]` to predict; `IGNORE` (-100) where none counts.
+            cache: what is known of the tokens before these, to which these are added; for writing, without gradients.
 
         Returns:
             With targets the mean loss, a scalar; without, the logits `[B, S, V]`. Both the same on all TP ranks.
         """
         sequence_length = tokens_BS.shape[1]
         tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % self.sequence_multiple))
+        start = 0
+        if cache is not None:
+            start = cache.length
+            cache.begin(sequence_length)
         x = self.embedding(tokens_SB)
         if self.positions is not None:
-            x = x + self.positions(sequence_length, tokens_SB.shape[0])
+            x = x + self.positions(sequence_length, tokens_SB.shape[0], start=start)
         x = self.dropout(x)
+        routings: list[Routing] = []
         for block in self.blocks:
-            x = block(x)
+            x, routing = block(x, cache)
+            routings += [routing] if routing is not None else []
+        if cache is not None:
+            cache.end()
         x = self.final_norm(x)
-        return self.head.logits(x, sequence_length) if targets_BS is None else self.head.loss(x, targets_BS)
+        if targets_BS is None:
+            return self.head.logits(x, sequence_length)
+        loss = self.head.loss(x, targets_BS)
+        return loss + self.auxiliary_loss(routings, sequence_length) if routings else loss

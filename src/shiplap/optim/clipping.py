@@ -1,13 +1,14 @@
 """The norm of the whole model's gradient, each parameter counted once, and clipping to it (Pascanu et al. 2013).
 
 A rank holds its shards of the divided parameters, and all of the others. So the squares of the shards are summed over
-the TP ranks, those of whole parameters counted on one rank's behalf, and tied parameters come once.
+the TP ranks, rows that several ranks hold counted by the first of them, those of whole parameters counted on one rank's
+behalf, and tied parameters come once.
 """
 
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, all_reduce
+from shiplap.comm.collectives import Group, all_reduce, rank_in, size_of
 from shiplap.tensor_parallel.shard import named_shards
 
 
@@ -23,8 +24,12 @@ def gradient_norm(model: nn.Module, group: Group) -> Tensor:
     whole: list[Tensor] = []
     for name, shard in named_shards(model):
         gradient = parameters[name].grad
-        if gradient is not None:
-            (whole if shard is None else divided).append(gradient)
+        if gradient is None:
+            continue
+        if shard is None:
+            whole.append(gradient)
+        else:
+            divided += shard.counted(gradient, rank_in(group), size_of(group))
     squares = torch.nn.utils.get_total_norm(divided) ** 2
     return (all_reduce(squares, group).wait() + torch.nn.utils.get_total_norm(whole) ** 2).sqrt()
 

@@ -30,7 +30,7 @@ class VocabParallelEmbedding(nn.Module):
         *,
         config: ModelParallelConfig | None = None,
         group: AnyGroup = None,
-        init: Init = normal_init,
+        init: Init | None = normal_init,
     ) -> None:
         """Make this rank's shard of the table `[V, H]`.
 
@@ -39,7 +39,7 @@ class VocabParallelEmbedding(nn.Module):
             embedding_dim: H.
             config: topology; by default that of `init_all_env`.
             group: the TP ranks; by default those of `init_all_env`.
-            init: fills the full table `[V, H]` in place and returns it.
+            init: fills the full table `[V, H]` in place and returns it; None leaves it for a loader to fill.
         """
         super().__init__()
         config, self.group = resolve(config, group)

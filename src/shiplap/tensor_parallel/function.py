@@ -14,13 +14,17 @@ In names a lower-case `s` marks the sequence shard `[S/R, …]`, a capital `S` t
 "Gather" and "scatter" are what the layer's plan says (`shiplap.comm.plan`): overlapped, one after the other, or,
 without sequence parallelism, nothing and an all-reduce.
 
-Kept for backward: Column its shard of x, Row its x as it came; both in the dtype that they were multiplied in, and only
-if the weight needs a gradient. The weight is kept as the parameter itself. What overlaps changes nothing in this.
+Kept for backward: Column its shard of x, Row its x as it came, unless the product says that it needs less; in the dtype
+that it was multiplied in, and only if the weight needs a gradient. The weight is kept as the parameter itself. What
+overlaps changes nothing in this.
+
+`y = x Wᵀ` stands for whatever the pattern's product computes (`shiplap.tensor_parallel.product`).
 
 Order: every rank communicates in the order in which this file does it, whatever the plan: Column backward first gathers
 x, then scatters dx. On CUDA everything runs on the current stream, which must be the one that the inputs were made on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,23 +32,32 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shiplap.comm.collectives import Group, size_of
+from shiplap.comm.collectives import Group, Pending, size_of
 from shiplap.comm.overlap import gather_and_consume, prefetch, produce_and_scatter
 from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.product import DENSE, Product
+from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.shared_rows import sum_shared_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wgrad:
     """Where a weight's gradient goes: into its `main_grad` if it has one, else back to autograd."""
 
+    product: Product
     dtype: torch.dtype
     main_grad: Tensor | None
+    complete: Callable[[Tensor], Tensor] | None
 
     def __call__(self, dy: Tensor, x: Tensor) -> Tensor | None:
         if self.main_grad is None:
-            return functional.wgrad(dy, x, dtype=self.dtype)
-        functional.accumulate_wgrad(dy, x, main_grad=self.main_grad)
+            dw = self.product.wgrad(dy, x, dtype=self.dtype)
+            return dw if self.complete is None else self.complete(dw)
+        if self.complete is None:
+            self.product.accumulate_wgrad(dy, x, main_grad=self.main_grad)
+        else:
+            self.main_grad.add_(self.complete(self.product.wgrad(dy, x, dtype=self.main_grad.dtype)))
         return None
 
 
@@ -57,39 +70,61 @@ class ColumnPattern:
 
     plan: ColumnPlan
     group: Group
+    product: Product = DENSE
+    shared: Shard | None = None
+    """The division of weight and bias, where several ranks hold some of their rows."""
 
-    def forward(self, x_s: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`[S/R, …, I]` to `[S, …, O/R]`."""
-        num_shards = 1 if self.plan.forward == "replicated" else size_of(self.group)
-        y_S = x_s.new_empty(num_shards * x_s.shape[0], *x_s.shape[1:-1], weight.shape[0])
+    @property
+    def complete(self) -> Callable[[Tensor], Tensor] | None:
+        """What completes the gradient of weight and bias, where more than the product is needed."""
+        shard, group = self.shared, self.group
+        return None if shard is None else lambda grad: sum_shared_rows(grad, shard, group)
+
+    def forward(self, x_s: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """`[S/R, …, I]` to `[S, …, O/R]`, and what to keep for wgrad, if asked to."""
+        product, columns = self.product.to(weight.dtype), self.product.kept_columns
+        num_rows = (1 if self.plan.forward == "replicated" else size_of(self.group)) * x_s.shape[0]
+        y_S = x_s.new_empty(num_rows, *product.output_dims(x_s.shape[1:], weight))
+        kept_S = None
+        if keep and columns is not None:
+            kept_S = x_s.new_empty(num_rows, *x_s[0, ..., columns].shape)
 
         def multiply(rows: slice, part: Tensor) -> None:
-            functional.forward(part, weight, bias, out=y_S[rows])
+            product.forward(part, weight, bias, rows=rows, out=y_S[rows])
+            if kept_S is not None:
+                kept_S[rows] = part[..., columns]
 
         gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
-        return y_S
+        return y_S, x_s if keep and columns is None else kept_S
 
     def backward(
         self,
         dy_S: Tensor,
-        x_s: Tensor | None,
+        kept: Tensor | None,
         weight: Tensor | None,
         *,
         wgrad: _Wgrad,
         bias_dtype: torch.dtype | None,
     ) -> Gradients:
         """`[S, …, O/R]` to `[S/R, …, I]`, `[O/R, I]` and `[O/R]`; None for what is not needed."""
-        x_S = None if x_s is None else prefetch(self.plan.wgrad, x_s, group=self.group)
+        x_S = None
+        if kept is not None:
+            gathered = self.product.kept_columns is not None
+            x_S = Pending(kept) if gathered else prefetch(self.plan.wgrad, kept, group=self.group)
         dx_s = None
         if weight is not None:
+            product = self.product.to(weight.dtype)
 
             def multiply(rows: slice, out: Tensor) -> None:
-                functional.dgrad(dy_S[rows], weight, out=out)
+                product.dgrad(dy_S[rows], weight, rows=rows, out=out)
 
-            shape = torch.Size([*dy_S.shape[:-1], weight.shape[1]])
+            shape = torch.Size([dy_S.shape[0], *product.input_dims(dy_S.shape[1:], weight)])
             dx_s = produce_and_scatter(self.plan.dgrad, multiply, shape, like=dy_S, group=self.group)
         dw = None if x_S is None else wgrad(dy_S, x_S.wait())
-        db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
+        db = None
+        if bias_dtype is not None:
+            db = functional.bias_grad(dy_S, dtype=bias_dtype)
+            db = db if self.complete is None else self.complete(db)
         return None if dx_s is None else dx_s.wait(), dw, db
 
 
@@ -99,16 +134,21 @@ class RowPattern:
 
     plan: RowPlan
     group: Group
+    product: Product = DENSE
 
-    def forward(self, x_S: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`[S, …, I/R]` to `[S/R, …, O]`."""
+    complete = None
+
+    def forward(self, x_S: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """`[S, …, I/R]` to `[S/R, …, O]`, and what to keep for wgrad, if asked to."""
+        product, columns = self.product.to(weight.dtype), self.product.kept_columns
 
         def multiply(rows: slice, out: Tensor) -> None:
-            functional.forward(x_S[rows], weight, None, out=out)
+            product.forward(x_S[rows], weight, None, rows=rows, out=out)
 
-        shape = torch.Size([*x_S.shape[:-1], weight.shape[0]])
+        shape = torch.Size([x_S.shape[0], *product.output_dims(x_S.shape[1:], weight)])
         y_s = produce_and_scatter(self.plan.forward, multiply, shape, like=x_S, group=self.group).wait()
-        return y_s if bias is None else y_s.add_(bias)
+        kept = x_S if columns is None else x_S[..., columns].contiguous()
+        return y_s if bias is None else y_s.add_(bias), kept if keep else None
 
     def backward(
         self,
@@ -120,14 +160,15 @@ class RowPattern:
         bias_dtype: torch.dtype | None,
     ) -> Gradients:
         """`[S/R, …, O]` to `[S, …, I/R]`, `[O, I/R]` and `[O]`; None for what is not needed."""
+        product = self.product.to(dy_s.dtype)
         dx_S = None
         if weight is not None:
             num_shards = 1 if self.plan.dgrad == "replicated" else size_of(self.group)
-            dx_S = dy_s.new_empty(num_shards * dy_s.shape[0], *dy_s.shape[1:-1], weight.shape[1])
+            dx_S = dy_s.new_empty(num_shards * dy_s.shape[0], *product.input_dims(dy_s.shape[1:], weight))
 
         def multiply(rows: slice, part: Tensor) -> None:
             if weight is not None and dx_S is not None:
-                functional.dgrad(part, weight, out=dx_S[rows])
+                product.dgrad(part, weight, rows=rows, out=dx_S[rows])
 
         dy_S = gather_and_consume(self.plan.dgrad, dy_s, multiply, group=self.group)
         dw = None if x_S is None else wgrad(dy_S, x_S)
@@ -154,19 +195,25 @@ class LinearWithGradAccumulationAndAsyncCommunication(torch.autograd.Function):
         ctx.pattern = pattern
         ctx.x_dtype = x.dtype
         ctx.bias_dtype = bias.dtype if bias is not None and needs_bias else None
-        ctx.wgrad = _Wgrad(dtype=weight.dtype, main_grad=getattr(weight, "main_grad", None))
-        ctx.save_for_backward(compute_x if needs_weight else None, weight if needs_x else None)
+        ctx.wgrad = _Wgrad(
+            product=pattern.product,
+            dtype=weight.dtype,
+            main_grad=getattr(weight, "main_grad", None),
+            complete=pattern.complete,
+        )
         compute_bias = None if bias is None else functional.cast_for_autocast(bias)
-        return pattern.forward(compute_x, functional.cast_for_autocast(weight), compute_bias)
+        y, kept = pattern.forward(compute_x, functional.cast_for_autocast(weight), compute_bias, keep=needs_weight)
+        ctx.save_for_backward(kept, weight if needs_x else None)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Gradients in the dtypes of what was passed in."""
-        x, weight = ctx.saved_tensors
+        kept, weight = ctx.saved_tensors
         dx, dw, db = ctx.pattern.backward(
             dy.contiguous(),
-            x,
+            kept,
             None if weight is None else weight.to(dy.dtype),
             wgrad=ctx.wgrad,
             bias_dtype=ctx.bias_dtype,

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,18 +19,22 @@ from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.tensor_parallel.defaults import resolve
 from shiplap.tensor_parallel.function import ColumnPattern, RowPattern, parallel_linear
+from shiplap.tensor_parallel.product import DENSE, Product
 from shiplap.tensor_parallel.shard import Shard
 
 Init = Callable[[Tensor], Tensor]
 normal_init: Init = partial(nn.init.normal_, std=0.02)
 
 
-def new_shard(shard: Shard, group: Group, init: Init) -> nn.Parameter:
+def new_shard(shard: Shard, group: Group, init: Init | None) -> nn.Parameter:
     """This rank's shard of a parameter that is drawn whole, so that it is the same whatever the TP size.
 
-    All ranks must draw from equally seeded generators, in the same order.
+    All ranks must draw from equally seeded generators, in the same order. Without `init` the shard is left as memory
+    happens to be, for a loader to fill.
     """
     with torch.no_grad():
+        if init is None:
+            return nn.Parameter(torch.empty(shard.shard_shape(rank_in(group), size_of(group))))
         full = init(torch.empty(shard.full_shape))
         return nn.Parameter(shard.shard(full, rank_in(group), size_of(group)))
 
@@ -61,7 +66,7 @@ class ColumnParallelLinear(nn.Module):
         skip_bias_add: bool = False,
         weight: nn.Parameter | None = None,
         shard: Shard | None = None,
-        init: Init = normal_init,
+        init: Init | None = normal_init,
     ) -> None:
         """Make this rank's shard.
 
@@ -74,15 +79,13 @@ class ColumnParallelLinear(nn.Module):
             disable_tp_comm_pipeline: no pipelines here, of the forward all-gather or of dgrad; bulk overlap stays.
             skip_bias_add: return `(y, bias)` and leave the addition to the caller, who may fuse it.
             weight: an existing shard `[O/R, I]` to share, such as a tied embedding's.
-            shard: how the weight is divided, where it is not simply along O. Such a layer has no bias.
-            init: fills the full weight `[O, I]` in place and returns it.
+            shard: how the weight is divided along dim 0, where it is not simply in R equal parts; a bias likewise.
+            init: fills the full weight `[O, I]` in place and returns it; None: see `new_shard`.
 
         Raises:
-            ValueError: O is not divisible by the TP size; a shared weight of another shape; a bias beside `shard`.
+            ValueError: O is not divisible by the TP size, or a shared weight of another shape.
         """
         super().__init__()
-        if bias and shard is not None:
-            raise ValueError("A layer with a shard of its own has no bias: it would be divided differently. bias=False")
         config, self.group = resolve(config, group)
         self.plan: ColumnPlan = column_plan(config, disable_pipeline=disable_tp_comm_pipeline)
         self.disable_tp_comm_pipeline = disable_tp_comm_pipeline
@@ -98,12 +101,19 @@ class ColumnParallelLinear(nn.Module):
         self.weight = weight
         self.bias: nn.Parameter | None = None
         if bias:
-            self.shards["bias"] = Shard(full_shape=(out_features,))
+            self.shards["bias"] = replace(shard or Shard(full_shape=(out_features,)), full_shape=(out_features,))
             self.bias = new_shard(self.shards["bias"], self.group, nn.init.zeros_)
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
-        """`[S/R, …, I]` (without sequence parallelism `[S, …, I]`) to `[S, …, O/R]`; and the bias, if asked for."""
-        pattern = ColumnPattern(plan=self.plan, group=self.group)
+    def forward(self, x: Tensor, product: Product = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
+        """`[S/R, …, I]` (without sequence parallelism `[S, …, I]`) to `[S, …, O/R]`; and the bias, if asked for.
+
+        Args:
+            x: the input.
+            product: what stands in the place of `x Wᵀ`; it may change the shapes.
+        """
+        shard = self.shards.get("weight")
+        shared = shard if shard is not None and shard.is_shared(size_of(self.group)) else None
+        pattern = ColumnPattern(plan=self.plan, group=self.group, product=product, shared=shared)
         if self.skip_bias_add:
             return parallel_linear(x, self.weight, None, pattern), self.bias
         return parallel_linear(x, self.weight, self.bias, pattern)
@@ -128,7 +138,7 @@ class RowParallelLinear(nn.Module):
         config: ModelParallelConfig | None = None,
         group: AnyGroup = None,
         skip_bias_add: bool = False,
-        init: Init = normal_init,
+        init: Init | None = normal_init,
     ) -> None:
         """Make this rank's shard; the arguments are those of `ColumnParallelLinear`.
 
@@ -145,15 +155,19 @@ class RowParallelLinear(nn.Module):
         self.weight = new_shard(self.shards["weight"], self.group, init)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, product: Product = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
         """`[S, …, I/R]` to `[S/R, …, O]` (without sequence parallelism `[S, …, O]`); and the bias, if asked for.
+
+        Args:
+            x: the input.
+            product: what stands in the place of `x Wᵀ`; it may change the shapes.
 
         Raises:
             ValueError: under sequence parallelism, S is not divisible by the TP size.
         """
         if self.sequence_parallel:
             _require_divisible("The sequence length (dim 0)", x.shape[0], size_of(self.group))
-        pattern = RowPattern(plan=self.plan, group=self.group)
+        pattern = RowPattern(plan=self.plan, group=self.group, product=product)
         if not self.skip_bias_add:
             return parallel_linear(x, self.weight, self.bias, pattern)
         y = parallel_linear(x, self.weight, None, pattern)

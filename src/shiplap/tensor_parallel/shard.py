@@ -1,15 +1,40 @@
 """How one parameter is divided over the TP ranks: the one description that everything else reads.
 
-A fused weight is two-dimensional for its product, and says by which view of the full weight one plain split along one
-dim expresses its division. Gate and up, say, are `[2, F, H]` split along F, so that a rank's product is `[gate | up]`.
+A rank's shard is some ranges of the full parameter along one dim, one after the other. A fused parameter consists of
+blocks, each divided by itself: gate and up, say, so that a rank's product is `[gate | up]`; or all queries, all keys,
+all values, so that it is `[q | k | v]` of the rank's own heads.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
-import torch
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A stretch of a parameter that is divided by itself.
+
+    A rank holds every unit that its even share touches. So where R does not divide the number of units, ranks share
+    some: each has the key-value heads that its query heads need, and R may exceed the number of heads.
+
+    Attributes:
+        size: of the stretch along the divided dim.
+        unit: what stays together, such as the rows of a head; divides `size`.
+    """
+
+    size: int
+    unit: int = 1
+
+    def range_of(self, rank: int, num_shards: int) -> range:
+        """The rank's range of the stretch."""
+        num_units = self.size // self.unit
+        start, stop = rank * num_units // num_shards, -(-(rank + 1) * num_units // num_shards)
+        return range(start * self.unit, stop * self.unit)
+
+    def is_shared(self, num_shards: int) -> bool:
+        """Whether some unit is held by several ranks."""
+        return self.size // self.unit % num_shards != 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,56 +43,96 @@ class Shard:
 
     Attributes:
         full_shape: shape of the whole parameter.
-        dim: the dim of `view` that is split evenly; where R does not divide it, the last ranks hold zeros.
-        multiple: the size of every shard along `dim` is a multiple of this; what is missing is zeros.
-        view: the shape in which the whole parameter is split; by default `full_shape`.
+        dim: the dim that is divided.
+        blocks: the stretches of `dim` that are divided by themselves. By default the whole of it is split evenly, and
+            where R does not divide it, the last shards are filled up with zeros.
+        multiple: without `blocks`, the size of every shard along `dim` is a multiple of this.
     """
 
     full_shape: tuple[int, ...]
     dim: int = 0
+    blocks: tuple[Block, ...] = ()
     multiple: int = 1
-    view: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the view is one of this parameter."""
-        assert prod(self._view) == prod(self.full_shape), (self._view, self.full_shape)
+        """Check that the blocks make up the whole dim."""
+        size = self.full_shape[self.dim]
+        assert not self.blocks or sum(block.size for block in self.blocks) == size, (self.blocks, size)
 
-    @property
-    def _view(self) -> tuple[int, ...]:
-        return self.full_shape if self.view is None else self.view
+    def ranges(self, rank: int, num_shards: int) -> tuple[range, ...]:
+        """Where along `dim` of the whole parameter the rank's shard comes from, in order; zeros may follow."""
+        if not self.blocks:
+            rows, size = self._padded_rows(num_shards), self.full_shape[self.dim]
+            return (range(min(rank * rows, size), min((rank + 1) * rows, size)),)
+        starts = [sum(block.size for block in self.blocks[:i]) for i in range(len(self.blocks))]
+        return tuple(
+            range(start + part.start, start + part.stop)
+            for start, part in zip(starts, (block.range_of(rank, num_shards) for block in self.blocks), strict=True)
+        )
 
-    def _rows(self, num_shards: int) -> int:
-        """Size of one shard along `dim`."""
-        return -(-self._view[self.dim] // (num_shards * self.multiple)) * self.multiple
+    def shard_shape(self, rank: int, num_shards: int) -> tuple[int, ...]:
+        """Shape of the rank's shard."""
+        shape = [*self.full_shape]
+        shape[self.dim] = sum(map(len, self.ranges(rank, num_shards))) if self.blocks else self._padded_rows(num_shards)
+        return tuple(shape)
 
     def shard(self, full: Tensor, rank: int, num_shards: int) -> Tensor:
-        """Rank `rank`'s shard of the whole parameter, in the form in which the layer multiplies."""
-        viewed = full.reshape(self._view)
-        rows, size = self._rows(num_shards), self._view[self.dim]
-        start, stop = min(rank * rows, size), min((rank + 1) * rows, size)
-        part = viewed.narrow(self.dim, start, stop - start)
-        if stop - start < rows:
-            missing = [*part.shape]
-            missing[self.dim] = rows - (stop - start)
-            part = torch.cat([part, part.new_zeros(missing)], dim=self.dim)
-        return part.reshape(self.shard_shape(num_shards)).contiguous()
+        """Rank `rank`'s shard of the whole parameter."""
+        shard = full.new_zeros(self.shard_shape(rank, num_shards))
+        for here, there in self._copies(rank, num_shards):
+            _along(shard, self.dim, here).copy_(_along(full, self.dim, there))
+        return shard
 
     def full(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole parameter from all ranks' shards, in rank order; what pads them is cut off."""
-        shape = [*self._view]
-        shape[self.dim] = self._rows(len(shards))
-        whole = torch.cat([part.reshape(shape) for part in shards], dim=self.dim)
-        return whole.narrow(self.dim, 0, self._view[self.dim]).reshape(self.full_shape)
+        """The whole parameter from all ranks' shards, in rank order; what pads them is left out."""
+        full = shards[0].new_empty(self.full_shape)
+        for rank, shard in enumerate(shards):
+            for here, there in self._copies(rank, len(shards)):
+                _along(full, self.dim, there).copy_(_along(shard, self.dim, here))
+        return full
 
-    def shard_shape(self, num_shards: int) -> tuple[int, ...]:
-        """Shape of a shard, in the form in which the layer multiplies."""
-        if self.view is None:
-            shape = [*self.full_shape]
-            shape[self.dim] = self._rows(num_shards)
-            return tuple(shape)
-        numel = prod(self._view) // self._view[self.dim] * self._rows(num_shards)
-        trailing = self.full_shape[1:]
-        return numel // prod(trailing), *trailing
+    def is_shared(self, num_shards: int) -> bool:
+        """Whether some part of the parameter is held by several ranks."""
+        return any(block.is_shared(num_shards) for block in self.blocks)
+
+    def counted(self, shard: Tensor, rank: int, num_shards: int) -> list[Tensor]:
+        """The parts of a rank's shard that no earlier rank holds: over all ranks every element comes once."""
+        if not self.is_shared(num_shards) or rank == 0:
+            return [shard]
+        parts = []
+        earlier = self.ranges(rank - 1, num_shards)
+        for (here, there), before in zip(self._copies(rank, num_shards), earlier, strict=True):
+            skipped = max(before.stop - there.start, 0)
+            parts.append(_along(shard, self.dim, range(here.start + skipped, here.stop)))
+        return parts
+
+    def shared_rows(self, rank: int, num_shards: int) -> tuple[list[tuple[range, range]], int]:
+        """Where the rank's shard of the blocks that are shared stands in those blocks put one after the other.
+
+        Returns:
+            Ranges of the shard, each with its range in the shared blocks; and the size of these along `dim`.
+        """
+        copies, size = [], 0
+        for block, (here, _) in zip(self.blocks, self._copies(rank, num_shards), strict=True):
+            if block.is_shared(num_shards):
+                part = block.range_of(rank, num_shards)
+                copies.append((here, range(size + part.start, size + part.stop)))
+                size += block.size
+        return copies, size
+
+    def _padded_rows(self, num_shards: int) -> int:
+        return -(-self.full_shape[self.dim] // (num_shards * self.multiple)) * self.multiple
+
+    def _copies(self, rank: int, num_shards: int) -> Iterator[tuple[range, range]]:
+        """Ranges of the rank's shard, each with its range of the whole parameter."""
+        start = 0
+        for there in self.ranges(rank, num_shards):
+            yield range(start, start + len(there)), there
+            start += len(there)
+
+
+def _along(x: Tensor, dim: int, part: range) -> Tensor:
+    return x.narrow(dim, part.start, len(part))
 
 
 def named_shards(module: nn.Module) -> Iterator[tuple[str, Shard | None]]:

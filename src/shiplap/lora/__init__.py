@@ -1,0 +1,1 @@
+"""Low-rank adapters (Hu et al. 2021)."""

@@ -1,0 +1,90 @@
+"""What a parallel linear layer multiplies: the arithmetic of any rows of the sequence, without communication.
+
+A pattern (`shiplap.tensor_parallel.function`) decides which rows come when, and calls its product for them. So whatever
+is a product runs under every overlap method. `Dense` is the ordinary one, `y = x Wᵀ (+ b)`; experts and low-rank
+adapters bring their own.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from shiplap.tensor_parallel import functional
+
+Dims = tuple[int, ...]
+
+
+class Product(Protocol):
+    """`y = x Wᵀ (+ b)`, or what stands in its place.
+
+    `rows` says which rows of the sequence, dim 0, `x` or `dy` holds: products that treat tokens differently need it.
+
+    Attributes:
+        kept_columns: None: for wgrad the input is kept as it came, a Column layer's as its sequence shard. Else only
+            these of its columns are, of the whole sequence, and nothing is gathered in backward.
+    """
+
+    @property
+    def kept_columns(self) -> slice | None:
+        """See above."""
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The product with the weights that it holds itself in this dtype."""
+
+    def output_dims(self, x_dims: Dims, weight: Tensor) -> Dims:
+        """The output's dims after the first, from the input's."""
+
+    def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
+        """The input's dims after the first, from the output's."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+        """Write the output of these rows."""
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+        """Write the input's gradient of these rows."""
+
+    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """The weight's gradient over the whole sequence."""
+
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+        """Add the weight's gradient over the whole sequence to `main_grad`, in its dtype."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """`y = x Wᵀ (+ b)`: the same for all tokens."""
+
+    kept_columns: slice | None = None
+
+    def to(self, dtype: torch.dtype) -> "Dense":
+        """Itself: it holds no weight."""
+        return self
+
+    def output_dims(self, x_dims: Dims, weight: Tensor) -> Dims:
+        """`[…, I]` to `[…, O]`."""
+        return *x_dims[:-1], weight.shape[0]
+
+    def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
+        """`[…, O]` to `[…, I]`."""
+        return *y_dims[:-1], weight.shape[1]
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+        """`x Wᵀ (+ b)`."""
+        functional.forward(x, weight, bias, out=out)
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+        """`dy W`."""
+        functional.dgrad(dy, weight, out=out)
+
+    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """`dyᵀ x`."""
+        return functional.wgrad(dy, x, dtype=dtype)
+
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+        """`dyᵀ x`, straight from the product where the device can."""
+        functional.accumulate_wgrad(dy, x, main_grad=main_grad)
+
+
+DENSE = Dense()
