@@ -14,16 +14,19 @@ from torch.utils._pytree import tree_leaves
 
 
 class Storages(TorchDispatchMode):
-    """Remembers the operations inside, and weakly every storage that they made."""
+    """Remembers the operations inside, the shapes of their results, and weakly every storage that they made."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
+        self.results: list[tuple[str, tuple[int, ...]]] = []
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls.append(str(func))
         result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.results.append((str(func), tuple(result.shape)))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()

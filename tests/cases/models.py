@@ -97,7 +97,9 @@ def full_parameters(model: nn.Module, group: Group, *, grads: bool = False) -> d
     shards = dict(named_shards(model))
     for name, parameter in model.named_parameters():
         local = parameter.grad if grads else parameter.detach()
-        assert local is not None, name
+        if local is None:
+            assert not parameter.requires_grad, name
+            continue
         shard = shards[name]
         whole[name] = local.detach().clone() if shard is None else gathered(local, shard, group)
     return whole

@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, files: TensorFiles, stored: Mapping[str, Stor
     Args:
         model: this rank's shard of the model, built with `draw=False`; parameters of any dtype.
         files: what is on disk.
-        stored: where each parameter stands.
+        stored: where each parameter stands; those that are not in it stay as they are.
         group: the TP ranks.
 
     Raises:
@@ -77,7 +77,8 @@ def load_weights(model: nn.Module, files: TensorFiles, stored: Mapping[str, Stor
         name: tuple(parameters[name].shape) if shard is None else shard.full_shape for name, shard in shards.items()
     }
     check_tensors(files, stored, full_shapes)
-    for name, shard in shards.items():
+    for name in stored:
+        shard = shards[name]
         dim, ranges = 0, [range(full_shapes[name][0])]
         if shard is not None:
             dim, ranges = shard.dim, [*shard.ranges(rank_in(group), size_of(group))]

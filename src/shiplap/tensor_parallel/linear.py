@@ -9,6 +9,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,21 @@ def _require_divisible(what: str, size: int, num_ranks: int) -> None:
         raise ValueError(f"{what} {size} is not divisible by the tensor-parallel size {num_ranks}.")
 
 
+class Adapter(Protocol):
+    """What may stand beside a layer's frozen weight, such as low-rank factors.
+
+    Attributes:
+        merged: whether it is in the layer's weight at the moment.
+        shards: how its parameters are divided.
+    """
+
+    merged: bool
+    shards: dict[str, Shard]
+
+    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Product]:
+        """The input, the weight that gradients are for and the product that the layer uses instead."""
+
+
 class ColumnParallelLinear(nn.Module):
     """`y = x Wᵀ + b`, its output features divided over the TP ranks.
 
@@ -52,6 +68,7 @@ class ColumnParallelLinear(nn.Module):
         bias: `[O/R]` or None.
         plan: what overlaps, and how. Resolved here from the config; may be replaced.
         shards: how the parameters are divided.
+        adapter: beside the weight, or None; may be set.
     """
 
     def __init__(
@@ -89,6 +106,8 @@ class ColumnParallelLinear(nn.Module):
         config, self.group = resolve(config, group)
         self.plan: ColumnPlan = column_plan(config, disable_pipeline=disable_tp_comm_pipeline)
         self.disable_tp_comm_pipeline = disable_tp_comm_pipeline
+        self.sequence_parallel = config.sequence_parallel
+        self.adapter: Adapter | None = None
         self.skip_bias_add = skip_bias_add
         self.shards: dict[str, Shard] = {}
         if weight is None:
@@ -111,12 +130,16 @@ class ColumnParallelLinear(nn.Module):
             x: the input.
             product: what stands in the place of `x Wᵀ`; it may change the shapes.
         """
+        weight: Tensor = self.weight
         shard = self.shards.get("weight")
+        if self.adapter is not None and not self.adapter.merged:
+            x, weight, product = self.adapter.extend(x, weight)
+            shard = self.adapter.shards["up"]
         shared = shard if shard is not None and shard.is_shared(size_of(self.group)) else None
         pattern = ColumnPattern(plan=self.plan, group=self.group, product=product, shared=shared)
         if self.skip_bias_add:
-            return parallel_linear(x, self.weight, None, pattern), self.bias
-        return parallel_linear(x, self.weight, self.bias, pattern)
+            return parallel_linear(x, weight, None, pattern), self.bias
+        return parallel_linear(x, weight, self.bias, pattern)
 
 
 class RowParallelLinear(nn.Module):
@@ -127,6 +150,7 @@ class RowParallelLinear(nn.Module):
         bias: `[O]`, equal on all ranks, or None.
         plan: what overlaps, and how. Resolved here from the config; may be replaced.
         shards: how the parameters are divided.
+        adapter: beside the weight, or None; may be set.
     """
 
     def __init__(
@@ -149,6 +173,7 @@ class RowParallelLinear(nn.Module):
         config, self.group = resolve(config, group)
         self.plan: RowPlan = row_plan(config)
         self.sequence_parallel = config.sequence_parallel
+        self.adapter: Adapter | None = None
         self.skip_bias_add = skip_bias_add
         _require_divisible("in_features", in_features, size_of(self.group))
         self.shards = {"weight": Shard(full_shape=(out_features, in_features), dim=1)}
@@ -167,10 +192,13 @@ class RowParallelLinear(nn.Module):
         """
         if self.sequence_parallel:
             _require_divisible("The sequence length (dim 0)", x.shape[0], size_of(self.group))
+        weight: Tensor = self.weight
+        if self.adapter is not None and not self.adapter.merged:
+            x, weight, product = self.adapter.extend(x, weight)
         pattern = RowPattern(plan=self.plan, group=self.group, product=product)
         if not self.skip_bias_add:
-            return parallel_linear(x, self.weight, self.bias, pattern)
-        y = parallel_linear(x, self.weight, None, pattern)
+            return parallel_linear(x, weight, self.bias, pattern)
+        y = parallel_linear(x, weight, None, pattern)
         if self.bias is None or not self.sequence_parallel:
             return y, self.bias
         # The caller adds it to this rank's tokens only, so its gradient must be summed over the ranks.

@@ -1,0 +1,92 @@
+"""Adapters in a model: put them in, merge them and take them apart again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from shiplap.config import UserError
+from shiplap.lora.targets import Target
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.low_rank import LowRankAdapter
+from shiplap.tensor_parallel.shard import Shard
+
+
+def add_adapters(
+    model: nn.Module, targets: Sequence[Target], *, rank: int, alpha: float, dropout: float = 0.0, draw: bool = True
+) -> None:
+    """Put adapters beside the targets' weights, and freeze everything else.
+
+    A layer stays the object that it was, with its plan and flags. Factors are drawn whole from the default generator,
+    so that they are the same whatever the TP size.
+
+    Args:
+        model: this rank's shard of the model.
+        targets: what to adapt.
+        rank: r.
+        alpha: adapters count alpha / r.
+        dropout: probability, of the adapters' input.
+        draw: whether factors are drawn; if not, they are left for a loader to fill.
+
+    Raises:
+        UserError: the rank is larger than a layer.
+    """
+    model.requires_grad_(False)
+    for target in targets:
+        layer = model.get_submodule(target.layer)
+        assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
+        shard = layer.shards["weight"]
+        smallest = min(shard.full_shape[1], *(len(part.rows) for part in target.parts))
+        if rank > smallest:
+            raise UserError(f"--lora-rank {rank} is larger than {target.layer}, whose smaller side is {smallest}.")
+        adapter = LowRankAdapter(
+            layer, _blocks(shard, target), rank=rank, scale=alpha / rank, dropout=dropout, draw=draw
+        )
+        layer.adapter = adapter.to(layer.weight.device, layer.weight.dtype)
+
+
+def _blocks(shard: Shard, target: Target) -> list[list[int]]:
+    """Of each part the blocks of the layer's weight that it consists of; nothing where the weight has no blocks."""
+    ends = [sum(block.size for block in shard.blocks[: i + 1]) for i in range(len(shard.blocks))]
+    return [
+        [i for i, end in enumerate(ends) if part.rows.start < end <= part.rows.stop]
+        for part in target.parts
+        if shard.blocks
+    ]
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[ColumnParallelLinear | RowParallelLinear, LowRankAdapter]]:
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and isinstance(module.adapter, LowRankAdapter):
+            yield module, module.adapter
+
+
+def merge(model: nn.Module) -> None:
+    """Add all adapters to the weights that they stand beside: the same outputs without their cost.
+
+    The weights' old values are kept for `unmerge`.
+    """
+    for layer, adapter in _adapted(model):
+        adapter.merge(layer.weight)
+
+
+def unmerge(model: nn.Module) -> None:
+    """Take all adapters out of the weights again, which get their old values back to the bit."""
+    for layer, adapter in _adapted(model):
+        adapter.unmerge(layer.weight)
+
+
+@contextmanager
+def merged(model: nn.Module) -> Iterator[None]:
+    """The model with its adapters merged, while inside."""
+    merge(model)
+    try:
+        yield
+    finally:
+        unmerge(model)
+
+
+def remove_adapters(model: nn.Module) -> None:
+    """Take the adapters out of the model: what is merged stays in the weights, what is not is lost."""
+    for layer, _ in list(_adapted(model)):
+        layer.adapter = None

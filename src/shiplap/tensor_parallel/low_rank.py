@@ -1,0 +1,234 @@
+"""Low-rank adapters of the parallel linear layers (Hu et al. 2021), without communication of their own.
+
+`y = x Wᵀ + s (x Aᵀ) Bᵀ` is the same layer with r more input features: `[x | h] [W | B]ᵀ` with `h = s x Aᵀ`. So the
+adapted layer gathers, or scatters, exactly as often as before, and every overlap method works as it is.
+
+| | `down` A | `up` B | h |
+|---|---|---|---|
+| Column | `[P r, I]`, whole on every rank | `[O'/R, r]`, divided like W's rows | `[S/R, …, P r]`, travels with x |
+| Row | `[r, I/R]`, divided like W's columns | `[O, r]`, whole on every rank | `[S, …, r]`, a partial sum as y is |
+
+A fused layer consists of parts, such as queries, keys and values. Each of the P adapted ones has factors of its own,
+one below the other; O' are their output features.
+
+W is frozen. For wgrad of B only h is kept, a Column layer's of the whole sequence: nothing is gathered again in
+backward. The gradient of A comes from autograd; that of the factors that every rank holds is summed over the ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.comm.mappings import copy_to_all
+from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, new_shard
+from shiplap.tensor_parallel.product import Dims
+from shiplap.tensor_parallel.random import different_per_rank
+from shiplap.tensor_parallel.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """An adapted part of a layer, on this rank.
+
+    Attributes:
+        outputs: its columns of y.
+        up: its rows of `up`.
+        down: its rows of `down`, and its columns of h.
+    """
+
+    outputs: slice
+    up: slice
+    down: slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankProduct:
+    """`[x | h] [W | B]ᵀ`, the weight that gradients are for being B.
+
+    Attributes:
+        base: W, this rank's.
+        parts: where B has rows.
+        num_columns: of h.
+    """
+
+    base: Tensor
+    parts: Sequence[_Part]
+    num_columns: int
+
+    @property
+    def kept_columns(self) -> slice:
+        """H."""
+        return slice(self.base.shape[1], None)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """With W in this dtype."""
+        return replace(self, base=self.base.to(dtype))
+
+    def output_dims(self, x_dims: Dims, weight: Tensor) -> Dims:
+        """`[…, I + P r]` to `[…, O]`."""
+        return *x_dims[:-1], self.base.shape[0]
+
+    def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
+        """`[…, O]` to `[…, I + P r]`."""
+        return *y_dims[:-1], self.base.shape[1] + self.num_columns
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+        """`x Wᵀ (+ b)`, and `h Bᵀ` added where there are adapted parts."""
+        h = x[..., self.kept_columns].flatten(0, -2)
+        functional.forward(x[..., : self.base.shape[1]], self.base, bias, out=out)
+        for part in self.parts:
+            out.flatten(0, -2)[:, part.outputs].addmm_(h[:, part.down], weight[part.up].t())
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+        """`[dy W | dy B]`."""
+        dy, out = dy.flatten(0, -2), out.flatten(0, -2)
+        torch.mm(dy, self.base, out=out[:, : self.base.shape[1]])
+        dh = out[:, self.kept_columns]
+        for part in self.parts:
+            torch.mm(dy[:, part.outputs], weight[part.up], out=dh[:, part.down])
+
+    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """`dyᵀ h` of the adapted parts, one below the other."""
+        grads = [functional.wgrad(dy[..., p.outputs], x[..., p.down], dtype=dtype) for p in self.parts]
+        return torch.cat(grads)
+
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+        """Add `dyᵀ h`."""
+        for p in self.parts:
+            functional.accumulate_wgrad(dy[..., p.outputs], x[..., p.down], main_grad=main_grad[p.up])
+
+
+class LowRankAdapter(nn.Module):
+    """The two factors beside the frozen weight of one layer; set as that layer's `adapter`.
+
+    Attributes:
+        down: A, drawn as PEFT does (Kaiming's uniform distribution).
+        up: B, 0 at first.
+        scale: s.
+        merged: whether the product is in the layer's weight at the moment.
+        shards: how the factors are divided.
+    """
+
+    def __init__(
+        self,
+        layer: ColumnParallelLinear | RowParallelLinear,
+        parts: Sequence[Sequence[int]] = (),
+        *,
+        rank: int,
+        scale: float,
+        dropout: float = 0.0,
+        draw: bool = True,
+    ) -> None:
+        """Make this rank's shard of the factors. The layer's own parameters are left as they are.
+
+        Args:
+            layer: the layer, whose weight has a shard of its own (no tied one).
+            parts: the adapted parts, in order, each the blocks of the layer's shard that it consists of; by default one
+                part, the whole layer.
+            rank: r.
+            scale: s.
+            dropout: probability, of the input of A.
+            draw: whether factors are drawn; if not, they are left for a loader to fill.
+        """
+        super().__init__()
+        self.scale, self.dropout, self.merged = scale, dropout, False
+        self.is_column = isinstance(layer, ColumnParallelLinear)
+        self.group = layer.group
+        self.sequence_parallel = layer.sequence_parallel
+        whole = layer.shards["weight"]
+        num_outputs, num_inputs = whole.full_shape
+        down_init = _kaiming if draw else None
+        up_init = nn.init.zeros_ if draw else None
+        num_parts = len(parts) or 1
+        down_shape = (num_parts * rank, num_inputs)
+        if self.is_column:
+            blocks = tuple(whole.blocks[i] for part in parts for i in part)
+            num_rows = sum(block.size for block in blocks) if blocks else num_outputs
+            self.shards = {"up": Shard(full_shape=(num_rows, rank), blocks=blocks)}
+            self.down = new_shard(Shard(full_shape=down_shape), None, down_init)
+            self.up = new_shard(self.shards["up"], self.group, up_init)
+        else:
+            self.shards = {"down": Shard(full_shape=down_shape, dim=1)}
+            self.down = new_shard(self.shards["down"], self.group, down_init)
+            self.up = new_shard(Shard(full_shape=(num_outputs, rank)), None, up_init)
+        self.parts = (
+            _parts(whole, parts, rank=rank, group=self.group)
+            if parts
+            else (_Part(outputs=slice(None), up=slice(None), down=slice(None)),)
+        )
+        self._unmerged: Tensor | None = None
+
+    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, LowRankProduct]:
+        """What the layer multiplies instead of `x Wᵀ`.
+
+        Args:
+            x: the layer's input.
+            weight: W.
+
+        Returns:
+            `[x | h]`, B, and their product.
+        """
+        x = functional.cast_for_autocast(x)
+        token_group = self.group if self.sequence_parallel else None
+        down: Tensor = self.down
+        up: Tensor = self.up
+        if self.is_column:
+            (down,) = copy_to_all(down, group=token_group)
+        else:
+            (up,) = copy_to_all(up, group=self.group)
+        h = F.linear(self._drop(x), down) * self.scale
+        product = LowRankProduct(base=weight.detach(), parts=self.parts, num_columns=h.shape[-1])
+        return torch.cat([x, h.to(x.dtype)], dim=-1), up, product
+
+    def _drop(self, x: Tensor) -> Tensor:
+        if not self.training or self.dropout == 0.0:
+            return x
+        # A Column layer's ranks see other tokens under sequence parallelism and else the same; a Row layer's other
+        # features always.
+        alike = self.is_column and not self.sequence_parallel
+        with different_per_rank(None if alike else self.group, x.device):
+            return F.dropout(x, self.dropout)
+
+    @torch.no_grad()
+    def merge(self, weight: Tensor) -> None:
+        """Add `s B A` to W in place, and keep W's old value for `unmerge`. Communicates nothing."""
+        assert not self.merged
+        self._unmerged = weight.clone()
+        for part in self.parts:
+            weight[part.outputs] += (self.scale * (self.up[part.up] @ self.down[part.down])).to(weight.dtype)
+        self.merged = True
+
+    @torch.no_grad()
+    def unmerge(self, weight: Tensor) -> None:
+        """Put W's old value back, to the bit."""
+        assert self._unmerged is not None
+        weight.copy_(self._unmerged)
+        self.merged, self._unmerged = False, None
+
+
+def _kaiming(x: Tensor) -> Tensor:
+    return nn.init.kaiming_uniform_(x, a=sqrt(5))
+
+
+def _parts(whole: Shard, parts: Sequence[Sequence[int]], *, rank: int, group: Group) -> tuple[_Part, ...]:
+    """Where each part's rows are on this rank."""
+    sizes = [len(part) for part in whole.ranges(rank_in(group), size_of(group))]
+    found, up_start = [], 0
+    for number, blocks in enumerate(parts):
+        start, size = sum(sizes[: blocks[0]]), sum(sizes[i] for i in blocks)
+        found.append(
+            _Part(
+                outputs=slice(start, start + size),
+                up=slice(up_start, up_start + size),
+                down=slice(number * rank, (number + 1) * rank),
+            )
+        )
+        up_start += size
+    return tuple(found)
