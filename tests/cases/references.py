@@ -104,8 +104,8 @@ def mixtral(p: Parameters, tokens: Tensor, config: TransformerConfig) -> tuple[T
         return y
 
     logits = _llama(p, tokens, config, mlp)
-    probabilities, chosen = (torch.cat([x.flatten(0, 1) for x in each]).mean(0) for each in zip(*routed, strict=True))
-    return logits, config.router_aux_loss_coefficient * config.num_experts * (probabilities * chosen).sum()
+    losses = [config.num_experts * (p.mean((0, 1)) * chosen.mean((0, 1))).sum() for p, chosen in routed]
+    return logits, config.router_aux_loss_coefficient * torch.stack(losses).mean()
 
 
 def llama3(p: Parameters, tokens: Tensor, config: TransformerConfig) -> Tensor:

@@ -130,7 +130,9 @@ class SelfAttention(nn.Module):
             # Unevenly shared: PyTorch's attention knows only keys that serve equally many queries.
             key, value = key[:, self.key_value_head_of], value[:, self.key_value_head_of]
             per_key = 1
-        attend = partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None, enable_gqa=per_key > 1)
+        # A single token sees everything. Neither mask nor causal, it runs in the fast kernels that know no masks.
+        is_causal = mask is None and query.shape[2] > 1
+        attend = partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, enable_gqa=per_key > 1)
         if self.dropout == 0.0 or not self.training:
             return attend(query, key, value)
         with different_per_rank(self.group, query.device):

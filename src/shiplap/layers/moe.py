@@ -5,7 +5,7 @@ what they are, with all their overlap, and no token travels to another rank beca
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,32 @@ class Routing:
 
     probabilities: Tensor
     experts: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """How evenly experts are used.
+
+    Attributes:
+        loss: a scalar, k if all are used alike, more if not; the mean over micro-batches.
+        tokens_per_expert: `[layers, E]`, the sum over micro-batches.
+        num_micro_batches: that they are of.
+    """
+
+    loss: Tensor
+    tokens_per_expert: Tensor
+    num_micro_batches: int = 1
+
+    def detach(self) -> "Balance":
+        """The same without gradient."""
+        return replace(self, loss=self.loss.detach())
+
+    def __add__(self, other: "Balance") -> "Balance":
+        """Of both together."""
+        count = self.num_micro_batches + other.num_micro_batches
+        loss = (self.loss * self.num_micro_batches + other.loss * other.num_micro_batches) / count
+        tokens_per_expert = self.tokens_per_expert + other.tokens_per_expert
+        return Balance(loss=loss, tokens_per_expert=tokens_per_expert, num_micro_batches=count)
 
 
 class Router(nn.Module):
@@ -140,12 +166,13 @@ class MixtureOfExperts(nn.Module):
         return weights_SBk, experts_SBk.long()
 
 
-def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) -> tuple[Tensor, Tensor]:
+def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) -> Balance:
     """How evenly the experts of all layers are used.
 
-    The loss is `E Σ f P` over the experts: f, how often one is among a token's chosen, and P, its mean probability,
-    both over all tokens of all layers (Fedus et al. 2021, equation 4; over all layers at once as in transformers'
-    Mixtral). It is k when all are used alike.
+    A layer's loss is `E Σ f P` over its experts: f, how often one is among a token's chosen, and P, its mean
+    probability, both over all tokens (Fedus et al. 2021, equation 4); the loss is their mean over the layers. Taking f
+    and P over all layers at once, as transformers' Mixtral does, is even while single layers use one expert for
+    everything: layers that err in opposite ways cancel.
 
     Args:
         routings: of this rank's tokens, one for each layer.
@@ -153,8 +180,7 @@ def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) 
         group: the ranks that each have other tokens; None where this rank has them all.
 
     Returns:
-        The loss, a scalar, and how many tokens went to each expert of each layer, `[layers, E]`. Both are the same on
-        all ranks.
+        The same on all ranks, its loss with gradient.
     """
     probabilities, experts = routings[0].probabilities, routings[0].experts
     num_rows, batch, num_experts = probabilities.shape
@@ -166,6 +192,6 @@ def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) 
         chosen = (routing.experts[..., None] == every_expert).any(2)
         sums.append(torch.stack([(p * counted).sum((0, 1)) for p in (routing.probabilities, chosen.float())]))
     probability_sums, counts = reduce_from_all(torch.stack(sums), group).unbind(1)
-    num_tokens = len(routings) * sequence_length * batch
-    loss = num_experts * (probability_sums.sum(0) / num_tokens * (counts.sum(0) / num_tokens)).sum()
-    return loss, counts.detach()
+    num_tokens = sequence_length * batch
+    of_each_layer = num_experts * (probability_sums / num_tokens * (counts / num_tokens)).sum(-1)
+    return Balance(loss=of_each_layer.mean(), tokens_per_expert=counts.detach())

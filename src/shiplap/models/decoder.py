@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shiplap.comm.collectives import size_of
 from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.dropout import Dropout
-from shiplap.layers.moe import Routing
+from shiplap.layers.moe import Balance, Routing
 from shiplap.models.block import DecoderBlock
 from shiplap.models.build import Build
 from shiplap.models.head import OutputHead
@@ -59,7 +59,7 @@ class DecoderModel(nn.Module):
             shard=self.embedding.shards["weight"],
             init=build.init,
         )
-        self.head = OutputHead(projection, vocab_size=config.vocab_size, group=group)
+        self.head = OutputHead(projection, vocab_size=config.vocab_size, group=group, token_group=build.token_group)
 
     def make_positions(self, build: Build) -> nn.Module | None:
         """What adds positions to the embedding; None where attention knows them."""
@@ -78,11 +78,20 @@ class DecoderModel(nn.Module):
         raise NotImplementedError
 
     def auxiliary_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
-        """What is added to the cross-entropy, a scalar; only families with experts have something to add."""
+        """What training adds to the cross-entropy, a scalar; only families with experts have something to add."""
         raise NotImplementedError
 
+    def take_balance(self) -> Balance | None:
+        """How evenly experts were used in training since this was last asked; None without experts."""
+        return None
+
     def forward(
-        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        *,
+        last_only: bool = False,
     ) -> Tensor:
         """A loss, or logits.
 
@@ -90,9 +99,11 @@ class DecoderModel(nn.Module):
             tokens_BS: token ids `[B, S]`, the same on all TP ranks; any S up to the model's longest.
             targets_BS: token ids `[B, S]` to predict; `IGNORE` (-100) where none counts.
             cache: what is known of the tokens before these, to which these are added; for writing, without gradients.
+            last_only: compute the last token's logits only, which is all that writing needs; without gradients too.
 
         Returns:
-            With targets the mean loss, a scalar; without, the logits `[B, S, V]`. Both the same on all TP ranks.
+            With targets the mean loss, a scalar, in training with what the family adds to it; without, the logits
+            `[B, S, V]`, or `[B, 1, V]` of the last token. All the same on all TP ranks.
         """
         sequence_length = tokens_BS.shape[1]
         tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % self.sequence_multiple))
@@ -112,6 +123,7 @@ class DecoderModel(nn.Module):
             cache.end()
         x = self.final_norm(x)
         if targets_BS is None:
-            return self.head.logits(x, sequence_length)
+            logits_of = self.head.last_logits if last_only else self.head.logits
+            return logits_of(x, sequence_length)
         loss = self.head.loss(x, targets_BS)
-        return loss + self.auxiliary_loss(routings, sequence_length) if routings else loss
+        return loss + self.auxiliary_loss(routings, sequence_length) if routings and self.training else loss

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from shiplap.layers.moe import Routing, balance
+from shiplap.layers.moe import Balance, Routing, balance
 from shiplap.models.build import Build
 from shiplap.models.llama3 import Llama3
 
@@ -21,7 +21,7 @@ class Mixtral(Llama3):
         super().__init__(build)
         self.balance_coefficient = build.config.router_aux_loss_coefficient
         self.token_group = build.token_group
-        self._tokens_per_expert: Tensor | None = None
+        self._balance: Balance | None = None
 
     def make_mlp(self, build: Build) -> nn.Module:
         """Experts."""
@@ -29,12 +29,11 @@ class Mixtral(Llama3):
 
     def auxiliary_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
         """The load-balancing loss, weighted."""
-        loss, counts = balance(routings, sequence_length=sequence_length, group=self.token_group)
-        if self.training:
-            self._tokens_per_expert = counts if self._tokens_per_expert is None else self._tokens_per_expert + counts
-        return self.balance_coefficient * loss
+        here = balance(routings, sequence_length=sequence_length, group=self.token_group)
+        self._balance = here.detach() if self._balance is None else self._balance + here.detach()
+        return self.balance_coefficient * here.loss
 
-    def take_tokens_per_expert(self) -> Tensor | None:
-        """How many tokens each expert of each layer got since this was last asked, `[layers, E]`; of this replica."""
-        counts, self._tokens_per_expert = self._tokens_per_expert, None
-        return counts
+    def take_balance(self) -> Balance | None:
+        """How evenly experts were used in training since this was last asked; of this replica."""
+        taken, self._balance = self._balance, None
+        return taken

@@ -29,6 +29,7 @@ class PlainLines(Report):
         self.show_step(
             f"step {record.step}/{self._num_steps} | train loss {record.train_loss:.4f} | "
             f"lr {record.learning_rate:.2e} | {record.step_ms:.1f} ms | {record.tokens_per_s:.0f} tok/s"
+            + (f" | busiest expert {_busiest(record.tokens_per_expert)}" if record.tokens_per_expert else "")
         )
 
     def on_validation(self, step: int, loss: float) -> None:
@@ -51,3 +52,14 @@ class PlainLines(Report):
             f"train loss {first.train_loss:.4f} → {last.train_loss:.4f} in {self._num_steps} steps, "
             f"median {speed:.0f} tok/s\nrun folder: {self._folder}"
         )
+
+
+def _busiest(tokens_per_expert: list[list[int]]) -> str:
+    """The busiest expert of any layer, and how many times its even share it got."""
+    loads = [
+        (count * len(layer) / sum(layer), f"{number}.{expert}")
+        for number, layer in enumerate(tokens_per_expert)
+        for expert, count in enumerate(layer)
+    ]
+    load, name = max(loads)
+    return f"{name} × {load:.2f}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from shiplap.train.report import Report, StepRecord
@@ -15,8 +16,8 @@ class MetricsFile(Report):
         self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
 
     def on_step(self, record: StepRecord) -> None:
-        """Write all of it."""
-        self._write(dataclasses.asdict(record))
+        """Write all that there is: a model without experts has no numbers about them."""
+        self._write({key: value for key, value in dataclasses.asdict(record).items() if value is not None})
 
     def on_validation(self, step: int, loss: float) -> None:
         """Write `step` and `val_loss`."""
@@ -26,7 +27,7 @@ class MetricsFile(Report):
         """Close the file."""
         self._file.close()
 
-    def _write(self, values: dict[str, float]) -> None:
+    def _write(self, values: Mapping[str, object]) -> None:
         self._file.write(json.dumps(values) + "\n")
 
 

@@ -10,11 +10,14 @@ class StepRecord:
 
     Attributes:
         step: counted from 1.
-        train_loss: mean over the tokens of the step, of all ranks; before the update.
+        train_loss: mean cross-entropy over the tokens of the step, of all ranks; before the update.
         learning_rate: used in this step.
         grad_norm: of the whole model, before clipping.
         step_ms: the whole step, in milliseconds.
         tokens_per_s: over all ranks.
+        balance_loss: with experts, how evenly they are used: as many as a token takes if evenly, more if not. It is
+            added to the cross-entropy with the weight that the configuration says.
+        tokens_per_expert: with experts, how many tokens went to each, a list for each layer; of all ranks.
     """
 
     step: int
@@ -23,6 +26,8 @@ class StepRecord:
     grad_norm: float
     step_ms: float
     tokens_per_s: float
+    balance_loss: float | None = None
+    tokens_per_expert: list[list[int]] | None = None
 
 
 class Report:

@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over the micro-batches, clipping, update."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,32 @@ from torch.optim import AdamW
 from shiplap.comm.collectives import all_reduce, size_of
 from shiplap.config import OptimizerOptions
 from shiplap.data_parallel import accumulating
+from shiplap.layers.moe import Balance
+from shiplap.models.decoder import DecoderModel
 from shiplap.optim import clip_gradients, learning_rate_at, set_learning_rate
 from shiplap.topology import GlobalEnv
 from shiplap.topology.handshake import AgreedError
 from shiplap.train.precision import computing_in
 from shiplap.train.reading import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step found; the same on all ranks.
+
+    Attributes:
+        loss: mean cross-entropy over the micro-batches and data-parallel ranks.
+        grad_norm: of the whole model, before clipping.
+        learning_rate: used in this step.
+        balance_loss: see `StepRecord`.
+        tokens_per_expert: see `StepRecord`.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    balance_loss: float | None = None
+    tokens_per_expert: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +48,20 @@ class TrainStep:
         optimizer: of the model's parameters.
         options: rates and clipping.
         dtype: `float32` or `bfloat16`.
+        balance_coefficient: weight of the load-balancing loss in the model's loss.
         env: device and groups.
     """
 
-    model: nn.Module
+    model: DecoderModel
     replica: nn.Module
     optimizer: AdamW
     options: OptimizerOptions
     dtype: str
+    balance_coefficient: float
     env: GlobalEnv
 
-    def __call__(self, step: int, micro_batches: list[Batch]) -> tuple[float, float, float]:
+    def __call__(self, step: int, micro_batches: list[Batch]) -> StepResult:
         """Take step `step`, counted from 0.
-
-        Returns:
-            The loss, mean over the micro-batches and data-parallel ranks; the gradient's norm before clipping; and
-            the learning rate used.
 
         Raises:
             AgreedError: on every rank, if the norm is infinite or not a number.
@@ -51,6 +70,7 @@ class TrainStep:
         set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.zero_grad()
         loss = self._accumulate_gradients(micro_batches)
+        balance = self.model.take_balance()
         norm = clip_gradients(self.model, max_norm=self.options.grad_clip, group=self.env.group("tp"))
         self.optimizer.step()
         # The step's only wait for the device: the check comes after the update, which nobody will use if it fails.
@@ -60,7 +80,26 @@ class TrainStep:
                 f"step {step + 1}/{self.options.num_iteration}: the gradient's norm is {norm_value}, with a train loss "
                 f"of {loss_value}. Lower --learning-rate, or raise --warmup-iteration."
             )
-        return loss_value, norm_value, learning_rate
+        result = StepResult(loss=loss_value, grad_norm=norm_value, learning_rate=learning_rate)
+        return result if balance is None else self._with_balance(result, balance)
+
+    def _with_balance(self, result: StepResult, balance: Balance) -> StepResult:
+        """The result with the use of experts in all replicas, its part of the loss taken out."""
+        group = self.env.group("dp")
+        # float64 counts exactly.
+        numbers = torch.cat([balance.loss[None], balance.tokens_per_expert.flatten()]).double()
+        loss, *counts = all_reduce(numbers, group).wait().tolist()
+        num_experts = balance.tokens_per_expert.shape[1]
+        loss /= size_of(group)
+        return replace(
+            result,
+            loss=result.loss - self.balance_coefficient * loss,
+            balance_loss=loss,
+            tokens_per_expert=[
+                [int(count) for count in counts[start : start + num_experts]]
+                for start in range(0, len(counts), num_experts)
+            ],
+        )
 
     def _accumulate_gradients(self, micro_batches: list[Batch]) -> Tensor:
         """Add up the gradients of all micro-batches; the mean loss over them and over the data-parallel ranks."""

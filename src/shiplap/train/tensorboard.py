@@ -21,6 +21,11 @@ class TensorBoardEvents(Report):
         self._add("optimizer/grad_norm", record.grad_norm, record.step)
         self._add("speed/step_ms", record.step_ms, record.step)
         self._add("speed/tokens_per_s", record.tokens_per_s, record.step)
+        if record.balance_loss is not None:
+            self._add("experts/balance_loss", record.balance_loss, record.step)
+        for layer, counts in enumerate(record.tokens_per_expert or []):
+            for expert, count in enumerate(counts):
+                self._add(f"experts/layer_{layer}/share_{expert}", count / sum(counts), record.step)
 
     def on_validation(self, step: int, loss: float) -> None:
         """One point on its curve."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from shiplap.config import TrainConfig
 from shiplap.data_parallel import replicate
+from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
 from shiplap.optim import build_adamw
 from shiplap.tensor_parallel.shard import named_shards
@@ -52,7 +53,7 @@ def train(family: str, config: TrainConfig) -> None:
             reports.close()
 
 
-def _build(setup: Setup, env: GlobalEnv) -> nn.Module:
+def _build(setup: Setup, env: GlobalEnv) -> DecoderModel:
     """The model on its device; weights are alike on all replicas, dropout is not."""
     seed = setup.config.run.seed
     torch.manual_seed(seed)
@@ -85,7 +86,7 @@ def _sizes(setup: Setup, model: nn.Module) -> str:
 class _Run:
     setup: Setup
     env: GlobalEnv
-    model: nn.Module
+    model: DecoderModel
     reports: Reports
 
     def loop(self) -> None:
@@ -97,20 +98,23 @@ class _Run:
             optimizer=build_adamw(self.model, config.optimizer, fused=self.env.device.type == "cuda"),
             options=config.optimizer,
             dtype=config.run.dtype,
+            balance_coefficient=self.setup.model.router_aux_loss_coefficient,
             env=self.env,
         )
         for step in range(num_steps):
             started = time.perf_counter()
-            loss, norm, learning_rate = take_step(step, self._read(step))
+            result = take_step(step, self._read(step))
             seconds = time.perf_counter() - started
             self.reports.on_step(
                 StepRecord(
                     step=step + 1,
-                    train_loss=loss,
-                    learning_rate=learning_rate,
-                    grad_norm=norm,
+                    train_loss=result.loss,
+                    learning_rate=result.learning_rate,
+                    grad_norm=result.grad_norm,
                     step_ms=1000 * seconds,
                     tokens_per_s=self.setup.tokens_per_step / seconds,
+                    balance_loss=result.balance_loss,
+                    tokens_per_expert=result.tokens_per_expert,
                 )
             )
             self._between_steps(step + 1)
