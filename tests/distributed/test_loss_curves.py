@@ -1,6 +1,7 @@
 """The same run under every topology: 20 float32 steps on real text agree to 1e-4."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,12 +28,21 @@ TOPOLOGIES = {
 }
 
 
-def losses(config: ModelParallelConfig) -> list[float]:
+# Ranks share key-value heads of the second, whose gradients are summed but counted once by clipping.
+MODELS = {
+    "gpt2": preset("gpt2", "gpt2-debug"),
+    "llama3": replace(
+        preset("llama3", "llama3-debug"), num_layers=2, num_attention_heads=12, num_key_value_heads=3, head_dim=16
+    ),
+}
+
+
+def losses(family: str, config: ModelParallelConfig) -> list[float]:
     """The train losses of all steps, on one rank."""
     env = init_all_env(config, device="cpu")
     torch.manual_seed(1234)
-    sizes = preset("gpt2", "gpt2-debug")
-    model = build_model("gpt2", sizes, parallel=config, group=env.group("tp"))
+    sizes = MODELS[family]
+    model = build_model(family, sizes, parallel=config, group=env.group("tp"))
     data = open_data(
         DATA, vocab_size=sizes.vocab_size, data_parallel_rank=0, data_parallel_size=1, seed=1, validation=False
     )
@@ -43,23 +53,36 @@ def losses(config: ModelParallelConfig) -> list[float]:
         optimizer=build_adamw(model, options, fused=False),
         options=options,
         dtype="float32",
+        balance_coefficient=0.0,
         env=env,
     )
-    curve = [step(i, [data.batches.train_batch(i, micro) for micro in range(2)])[0] for i in range(STEPS)]
+    curve = [step(i, [data.batches.train_batch(i, micro) for micro in range(2)]).loss for i in range(STEPS)]
     destroy_all_env()
     return curve
 
 
 @pytest.fixture(scope="module")
-def reference(ranks: Callable[[int], RankPool]) -> list[float]:
-    curve: list[float] = ranks(1).run(losses, ModelParallelConfig())[0]
-    assert curve[-1] < 0.75 * curve[0], curve
-    return curve
+def references(ranks: Callable[[int], RankPool]) -> dict[str, list[float]]:
+    curves: dict[str, list[float]] = {
+        family: ranks(1).run(losses, family, ModelParallelConfig())[0] for family in MODELS
+    }
+    for curve in curves.values():
+        assert curve[-1] < 0.75 * curve[0], curve
+    return curves
 
 
-@pytest.mark.parametrize("config", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        *(pytest.param("gpt2", config, id=f"gpt2, {name}") for name, config in TOPOLOGIES.items()),
+        *(
+            pytest.param("llama3", TOPOLOGIES[name], id=f"llama3, {name}")
+            for name in ("TP 2 + SP", "TP 4", "TP 4 + SP + every overlap")
+        ),
+    ],
+)
 def test_loss_curves_agree(
-    ranks: Callable[[int], RankPool], reference: list[float], config: ModelParallelConfig
+    ranks: Callable[[int], RankPool], references: dict[str, list[float]], family: str, config: ModelParallelConfig
 ) -> None:
-    for curve in ranks(config.tensor_parallel_size).run(losses, config):
-        assert curve == pytest.approx(reference, rel=1e-4)
+    for curve in ranks(config.tensor_parallel_size).run(losses, family, config):
+        assert curve == pytest.approx(references[family], rel=1e-4)

@@ -1,11 +1,12 @@
 """Whole models against plain float64 ones: tied embeddings, padding, norms, heads, recomputation, dropout."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
 from tests.cases import models
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool
@@ -88,3 +89,31 @@ def test_recomputed_dropout_drops_the_same(ranks: Callable[[int], RankPool]) -> 
         for loss, gradients in ranks(2).run(dropout_gradients, 2, recompute):
             assert torch.equal(loss, kept_loss)
             assert all(torch.allclose(gradients[name], kept[name], rtol=1e-4, atol=1e-7) for name in kept)
+
+
+def pipelines(family: str, disable_qkv: bool, disable_fc1: bool) -> dict[str, set[tuple[str, str]]]:
+    """Of each kind of column layer how its forward gather and its dgrad are done."""
+    parallel = replace(
+        everything_on(2), tp_comm_overlap_disable_qkv=disable_qkv, tp_comm_overlap_disable_fc1=disable_fc1
+    )
+    env = init_all_env(parallel, device="cpu")
+    model = models.build(family, parallel, env.group("tp"))
+    found: dict[str, set[tuple[str, str]]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, ColumnParallelLinear):
+            assert layer.plan.wgrad == "bulk"
+            found.setdefault(name.split(".")[-1], set()).add((layer.plan.forward, layer.plan.dgrad))
+    destroy_all_env()
+    return found
+
+
+@pytest.mark.parametrize("disable_fc1", [False, True])
+@pytest.mark.parametrize("disable_qkv", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "llama3", "qwen3", "mixtral"])
+def test_the_disable_options_reach_their_layers_in_every_family(
+    ranks: Callable[[int], RankPool], *, family: str, disable_qkv: bool, disable_fc1: bool
+) -> None:
+    on, off = {("ring", "exchange")}, {("sequential", "bulk")}
+    for found in ranks(2).run(pipelines, family, disable_qkv, disable_fc1):
+        expected = {"qkv": off if disable_qkv else on, "fc1": off if disable_fc1 else on, "projection": on}
+        assert found == expected

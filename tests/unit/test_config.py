@@ -104,6 +104,8 @@ def test_overrides_change_the_preset_and_nothing_else() -> None:
         ("qwen3-8b", 8.191e9),
         ("qwen3-14b", 14.768e9),
         ("qwen3-32b", 32.762e9),
+        # Jiang et al. 2024 say 47 billion; the sum of the released tensors is this.
+        ("mixtral-8x7b", 46.703e9),
     ],
 )
 def test_presets_have_the_published_sizes(name: str, parameters: float) -> None:
@@ -111,7 +113,11 @@ def test_presets_have_the_published_sizes(name: str, parameters: float) -> None:
     model = preset(family, name)
     hidden, ffn = model.hidden_size, model.ffn_hidden_size
     queries, keys = model.num_attention_heads * model.head_size, model.key_value_heads * model.head_size
-    matrices = hidden * (queries + 2 * keys) + queries * hidden + (2 if family == "gpt2" else 3) * hidden * ffn
+    experts = max(model.num_experts, 1)
+    matrices = (
+        hidden * (queries + 2 * keys) + queries * hidden + (2 if family == "gpt2" else 3) * hidden * ffn * experts
+    )
+    matrices += hidden * model.num_experts
     vectors = 2 * hidden
     tables = model.vocab_size * hidden * (1 if model.tie_embeddings else 2)
     if family == "gpt2":
