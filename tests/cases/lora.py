@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from shiplap.comm.collectives import Group
 from shiplap.config import ModelParallelConfig
-from shiplap.lora import add_adapters, find_targets
+from shiplap.lora import Adapters, add_adapters, find_targets
 from shiplap.tensor_parallel.shard import named_shards
 from tests.cases import models
 
@@ -19,7 +19,8 @@ def build(
     """A model with adapters that do something: `up` is not 0."""
     model = models.build(name, parallel, group)
     config = models.CONFIGS[name]
-    add_adapters(model, find_targets(name.split(",")[0], config, targets), rank=RANK, alpha=ALPHA, dropout=dropout)
+    found = find_targets(name.split(",")[0], config, targets)
+    add_adapters(model, Adapters(targets=tuple(found), rank=RANK, alpha=ALPHA, dropout=dropout))
     shards = dict(named_shards(model))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -45,19 +46,25 @@ def reference_weights(name: str, whole: dict[str, Tensor], targets: tuple[str, .
 
 
 def check(
-    name: str, parallel: ModelParallelConfig, group: Group, *, targets: tuple[str, ...], dtype: torch.dtype
+    name: str,
+    parallel: ModelParallelConfig,
+    group: Group,
+    *,
+    targets: tuple[str, ...],
+    dtype: torch.dtype,
+    device: str = "cpu",
 ) -> list[str]:
     """Loss, logits and every gradient against the plain model; what is wrong, as text."""
-    model = build(name, parallel, group, targets=targets)
+    model = build(name, parallel, group, targets=targets).to(device)
     tokens, labels = models.batch()
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        loss = model(tokens, labels)
-        logits = model(tokens)
+    with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        loss = model(tokens.to(device), labels.to(device))
+        logits = model(tokens.to(device))
     loss.backward()
     if wrong := [key for key, p in model.named_parameters() if (p.grad is not None) != (".adapter." in key)]:
         return [f"gradients of {wrong}"]
 
-    whole = {key: value.double() for key, value in models.full_parameters(model, group).items()}
+    whole = {key: value.double().cpu() for key, value in models.full_parameters(model, group).items()}
     factors = {key: value.requires_grad_() for key, value in whole.items() if ".adapter." in key}
     reference = models.REFERENCES[name.split(",")[0]]
     expected_logits, auxiliary = reference(reference_weights(name, whole, targets), tokens, models.CONFIGS[name])
@@ -68,7 +75,7 @@ def check(
     expected = {"logits": expected_logits.detach()} | {key: p.grad for key, p in factors.items() if p.grad is not None}
     failures = []
     for key, value in expected.items():
-        error = float((got[key].double() - value).norm() / value.norm())
+        error = float((got[key].double().cpu() - value).norm() / value.norm())
         if not error <= close:
             failures.append(f"{dtype}: {key} is off by {error:.1e}, more than {close:.0e}")
     return failures

@@ -21,13 +21,13 @@ from tests.distributed.test_models import topology
 LLAMA_PARTS = ("q_proj", "v_proj", "o_proj", "up_proj", "mlp.fc2")
 
 
-def check(num_ranks: int, name: str, model: str, targets: tuple[str, ...]) -> list[str]:
+def check(num_ranks: int, name: str, model: str, targets: tuple[str, ...], *, device: str = "cpu") -> list[str]:
     config = topology(num_ranks, name)
-    env = init_all_env(config, device="cpu")
+    env = init_all_env(config, device=device)
     failures = [
         failure
         for dtype in (torch.float32, torch.bfloat16)
-        for failure in lora.check(model, config, env.group("tp"), targets=targets, dtype=dtype)
+        for failure in lora.check(model, config, env.group("tp"), targets=targets, dtype=dtype, device=device)
     ]
     destroy_all_env()
     return failures

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shiplap.config import ModelParallelConfig
-from tests.cases import linear, models
+from tests.cases import linear, lora, models
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -32,10 +32,18 @@ def test_output_and_every_gradient_match_float64(dtype: torch.dtype, which: str)
 
 @pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", list(models.CONFIGS))
+@pytest.mark.parametrize(
+    ("family", "dtype"), [(name, dtype) for name in models.CONFIGS for dtype in models.dtypes(name)]
+)
 def test_models_match_float64(family: str, dtype: torch.dtype, recompute: str) -> None:
     failures = models.check(family, ModelParallelConfig(), None, recompute=recompute, dtype=dtype, device="cuda")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama3, 3 key-value heads"])
+def test_adapters_match_float64(name: str, dtype: torch.dtype) -> None:
+    failures = lora.check(name, ModelParallelConfig(), None, targets=("all-linear",), dtype=dtype, device="cuda")
     assert not failures, "\n".join(failures)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.cases import models
-from tests.distributed import test_linear, test_models
+from tests.distributed import test_linear, test_lora, test_models
 from tests.distributed.ranks import RankPool
 
 pytestmark = pytest.mark.gpu(2)
@@ -51,4 +51,16 @@ def model(name: str, family: str, side: bool) -> list[str]:
 @pytest.mark.parametrize("family", list(models.CONFIGS))
 def test_models_match_float64(pair: RankPool, family: str, name: str, side: bool) -> None:
     for failures in pair.run(model, name, family, side):
+        assert not failures, "\n".join(failures)
+
+
+def adapters(name: str, family: str) -> list[str]:
+    torch.cuda.set_device(torch.distributed.get_rank())
+    return test_lora.check(2, name, family, ("all-linear",), device="cuda")
+
+
+@pytest.mark.parametrize("name", ["tp", "sequence_parallel", "overlap"])
+@pytest.mark.parametrize("family", ["gpt2", "llama3, 3 key-value heads"])
+def test_adapters_match_float64(pair: RankPool, family: str, name: str) -> None:
+    for failures in pair.run(adapters, name, family):
         assert not failures, "\n".join(failures)

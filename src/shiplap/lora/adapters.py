@@ -1,7 +1,8 @@
 """Adapters in a model: put them in, merge them and take them apart again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -12,9 +13,29 @@ from shiplap.tensor_parallel.low_rank import LowRankAdapter
 from shiplap.tensor_parallel.shard import Shard
 
 
-def add_adapters(
-    model: nn.Module, targets: Sequence[Target], *, rank: int, alpha: float, dropout: float = 0.0, draw: bool = True
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """A set of adapters: what their factors are for, and how they count.
+
+    Attributes:
+        targets: what is adapted.
+        rank: r.
+        alpha: adapters count alpha / r.
+        dropout: probability, of their input.
+    """
+
+    targets: tuple[Target, ...]
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        """What the factors' product is multiplied by."""
+        return self.alpha / self.rank
+
+
+def add_adapters(model: nn.Module, adapters: Adapters, *, draw: bool = True) -> None:
     """Put adapters beside the targets' weights, and freeze everything else.
 
     A layer stays the object that it was, with its plan and flags. Factors are drawn whole from the default generator,
@@ -22,17 +43,15 @@ def add_adapters(
 
     Args:
         model: this rank's shard of the model.
-        targets: what to adapt.
-        rank: r.
-        alpha: adapters count alpha / r.
-        dropout: probability, of the adapters' input.
+        adapters: which.
         draw: whether factors are drawn; if not, they are left for a loader to fill.
 
     Raises:
         UserError: the rank is larger than a layer.
     """
     model.requires_grad_(False)
-    for target in targets:
+    rank = adapters.rank
+    for target in adapters.targets:
         layer = model.get_submodule(target.layer)
         assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
         shard = layer.shards["weight"]
@@ -40,7 +59,7 @@ def add_adapters(
         if rank > smallest:
             raise UserError(f"--lora-rank {rank} is larger than {target.layer}, whose smaller side is {smallest}.")
         adapter = LowRankAdapter(
-            layer, _blocks(shard, target), rank=rank, scale=alpha / rank, dropout=dropout, draw=draw
+            layer, _blocks(shard, target), rank=rank, scale=adapters.scale, dropout=adapters.dropout, draw=draw
         )
         layer.adapter = adapter.to(layer.weight.device, layer.weight.dtype)
 

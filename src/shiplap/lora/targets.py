@@ -8,7 +8,7 @@ from shiplap.config import TransformerConfig, UserError
 from shiplap.models.stored import Stored, huggingface_names
 
 ALL_LINEAR = "all-linear"
-_LAYER = re.compile(r"(blocks\.\d+\.(?:attention\.(?:qkv|proj)|mlp\.(?:fc1|fc2)))\.weight")
+_LAYER = re.compile(r"(blocks\.\d+\.(?:attention|mlp)\.(qkv|proj|fc1|fc2))\.weight")
 _PREFIX = "base_model.model."
 """Stands before every module's name in PEFT's files."""
 
@@ -33,19 +33,28 @@ class Target:
     Attributes:
         layer: its path in the model, such as `blocks.0.attention.qkv`.
         parts: in the order of their rows.
+        num_inputs: the layer's full input size.
     """
 
     layer: str
     parts: tuple[Part, ...]
+    num_inputs: int
 
 
 def all_targets(family: str, config: TransformerConfig) -> list[Target]:
     """Every layer that can be adapted, with all of its parts. Experts cannot be."""
+    num_inputs = {
+        "qkv": config.hidden_size,
+        "proj": config.num_attention_heads * config.head_size,
+        "fc1": config.hidden_size,
+        "fc2": config.ffn_hidden_size,
+    }
     targets = []
     for name, stored in huggingface_names(family, config).items():
         match = _LAYER.fullmatch(name)
         if match and not (config.num_experts and ".mlp." in name):
-            targets.append(Target(layer=match[1], parts=tuple(_parts(stored))))
+            parts = tuple(_parts(stored))
+            targets.append(Target(layer=match[1], parts=parts, num_inputs=num_inputs[match[2]]))
     return targets
 
 
@@ -132,11 +141,17 @@ def stored_names(targets: Sequence[Target], *, rank: int) -> dict[str, Stored]:
     """The parameters of the targets' adapters, as the tensors that PEFT saves."""
     names = {}
     for target in targets:
-        downs = tuple((f"{_PREFIX}{part.module}.lora_A.weight", rank) for part in target.parts)
-        ups = tuple((f"{_PREFIX}{part.module}.lora_B.weight", len(part.rows)) for part in target.parts)
+        factors = [factor_names(part.module) for part in target.parts]
+        downs = tuple((down, rank) for down, _ in factors)
+        ups = tuple((up, len(part.rows)) for (_, up), part in zip(factors, target.parts, strict=True))
         names[f"{target.layer}.adapter.down"] = Stored(parts=downs)
         names[f"{target.layer}.adapter.up"] = Stored(parts=ups)
     return names
+
+
+def factor_names(module: str) -> tuple[str, str]:
+    """The tensors A and B of a module's adapter."""
+    return f"{_PREFIX}{module}.lora_A.weight", f"{_PREFIX}{module}.lora_B.weight"
 
 
 def module_of(tensor: str) -> str | None:
