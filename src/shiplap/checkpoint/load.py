@@ -27,6 +27,15 @@ class TensorFiles(Protocol):
         """A part of a tensor, one slice for each of its dims, as it stands in the file."""
 
 
+def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter of a model, as a whole."""
+    parameters = dict(model.named_parameters())
+    return {
+        name: tuple(parameters[name].shape) if shard is None else shard.full_shape
+        for name, shard in named_shards(model)
+    }
+
+
 def check_tensors(files: TensorFiles, stored: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Make sure that the files hold every tensor of the model in its shape, and nothing else.
 
@@ -73,13 +82,11 @@ def load_weights(model: nn.Module, files: TensorFiles, stored: Mapping[str, Stor
     """
     parameters = dict(model.named_parameters())
     shards = dict(named_shards(model))
-    full_shapes = {
-        name: tuple(parameters[name].shape) if shard is None else shard.full_shape for name, shard in shards.items()
-    }
-    check_tensors(files, stored, full_shapes)
+    expected = full_shapes(model)
+    check_tensors(files, stored, expected)
     for name in stored:
         shard = shards[name]
-        dim, ranges = 0, [range(full_shapes[name][0])]
+        dim, ranges = 0, [range(expected[name][0])]
         if shard is not None:
             dim, ranges = shard.dim, [*shard.ranges(rank_in(group), size_of(group))]
         parameter = parameters[name]

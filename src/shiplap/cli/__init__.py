@@ -19,8 +19,22 @@ def _train(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
+def _generate(arguments: Sequence[str]) -> int:
+    from shiplap.cli.generate import run
+
+    return run(arguments)
+
+
+def _convert(arguments: Sequence[str]) -> int:
+    from shiplap.cli.convert import run
+
+    return run(arguments)
+
+
 _VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "Train a model: shiplap train gpt2 --help"),
+    "generate": (_generate, "Write text with a model: shiplap generate DIR --prompt TEXT"),
+    "convert": (_convert, "Write a model as a Hugging Face directory: shiplap convert SOURCE DESTINATION"),
 }
 
 

@@ -7,17 +7,21 @@ fields with tyro's annotations, made from the metadata that `shiplap.config.opti
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from shiplap.config import TrainConfig, UserError
+from shiplap.config import UserError
+
+Config = TypeVar("Config")
 
 
-def parse_train_config(arguments: Sequence[str], *, prog: str) -> TrainConfig:
-    """The run that the flags describe. Shows help, or what is wrong with the flags, on one rank only.
+def parse_config(config: type[Config], arguments: Sequence[str], *, prog: str, description: str) -> Config:
+    """What the flags ask for. Shows help, or what is wrong with the flags, on one rank only.
 
     Args:
+        config: a dataclass whose fields are dataclasses, each a group of flags made by `shiplap.config.option`.
         arguments: the flags.
         prog: the command, for the help.
+        description: what the command does, for the help.
 
     Raises:
         UserError: values that do not fit together, or tyro is not installed.
@@ -27,7 +31,7 @@ def parse_train_config(arguments: Sequence[str], *, prog: str) -> TrainConfig:
         import tyro
     except ImportError:
         raise UserError("the command line needs tyro: pip install 'shiplap[train]'.") from None
-    groups = {field.name: field.type for field in dataclasses.fields(TrainConfig)}
+    groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     mirrors = [
         (name, mirror, dataclasses.field(default_factory=mirror))
         for name, mirror in ((name, _mirror(group)) for name, group in groups.items())
@@ -36,11 +40,11 @@ def parse_train_config(arguments: Sequence[str], *, prog: str) -> TrainConfig:
         dataclasses.make_dataclass("Options", mirrors),
         config=(tyro.conf.OmitArgPrefixes,),
         prog=prog,
-        description="Train a model. Flags may be written with - or with _.",
+        description=f"{description} Flags may be written with - or with _.",
         args=list(arguments),
         console_outputs=os.environ.get("RANK", "0") == "0",
     )
-    return TrainConfig(**{name: _original(group, getattr(parsed, name)) for name, group in groups.items()})
+    return config(**{name: _original(group, getattr(parsed, name)) for name, group in groups.items()})
 
 
 def _mirror(original: Any) -> Any:

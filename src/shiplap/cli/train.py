@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from shiplap.cli.errors import report
-from shiplap.cli.options import parse_train_config
+from shiplap.cli.options import parse_config
 from shiplap.cli.suggest import did_you_mean
 from shiplap.config import TrainConfig, UserError
 from shiplap.config.presets import PRESETS
@@ -13,6 +13,7 @@ from shiplap.topology.global_env import under_torchrun
 from shiplap.topology.handshake import AgreedError
 from shiplap.topology.launch import WorkerError, check_devices, joined_world, start_workers
 from shiplap.train.run_folder import claim_run_folder
+from shiplap.train.save_folders import claim_save_folders
 from shiplap.train.setup import set_up
 from shiplap.train.trainer import train
 
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if family not in PRESETS:
         raise UserError(f"train: there is no model {family}{did_you_mean(family, PRESETS)}")
-    config = parse_train_config(flags, prog=f"shiplap train {family}")
+    config = parse_config(TrainConfig, flags, prog=f"shiplap train {family}", description="Train a model.")
     num_workers = config.run.nproc or config.parallel.model_parallel_size
     if under_torchrun() or num_workers == 1:
         return _train_here(family, config)
@@ -57,6 +58,7 @@ def _train_in_workers(family: str, config: TrainConfig, flags: Sequence[str], *,
     """Check here everything that can be checked, so that the user hears of it once and at once; then start workers."""
     set_up(family, config, layout=layout_for(config.parallel, num_workers), data_parallel_rank=0)
     check_devices(config.run.device, num_workers)
+    claim_save_folders(config)
     folder = claim_run_folder(config.run.run_dir, family)
     try:
         # Of two --run-dir the last counts.

@@ -116,6 +116,28 @@ def reduce(x: Tensor, destination: int, group: Group) -> Pending:
     return Pending(x, [dist.reduce(x, group_dst=destination, group=group.process_group, async_op=True)])
 
 
+def broadcast(x: Tensor, source: int, group: Group) -> Pending:
+    """Start copying `x` from rank `source` of the group to all others, in place; there it is overwritten."""
+    if group is None:
+        return Pending(x)
+    return Pending(x, [dist.broadcast(x, group_src=source, group=group.process_group, async_op=True)])
+
+
+def send(x: Tensor, to: int, group: RankGroup) -> Pending:
+    """Start sending `x` to rank `to` of the group, which must `receive` it."""
+    return Pending(x, _works(dist.isend(x, group=group.process_group, group_dst=to)))
+
+
+def receive(x: Tensor, source: int, group: RankGroup) -> Pending:
+    """Start filling `x` with what rank `source` of the group sends."""
+    return Pending(x, _works(dist.irecv(x, group=group.process_group, group_src=source)))
+
+
+def _works(work: _Work | None) -> list[_Work]:
+    assert work is not None, "torch.distributed does nothing for a rank outside the group"
+    return [work]
+
+
 def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: RankGroup) -> Pending:
     """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
     # The receive comes first. Gloo sends only to who has said that it receives, and says so on the same connection as

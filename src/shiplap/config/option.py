@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from shiplap.config.errors import UserError
+
 
 def option(default: Any, help_text: str, *, flag: str | None = None) -> Any:
     """A dataclass field with the text that `--help` shows for it.
@@ -14,6 +16,28 @@ def option(default: Any, help_text: str, *, flag: str | None = None) -> Any:
     """
     metadata = {"help": help_text} if flag is None else {"help": help_text, "flag": flag}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def flags_of(config: Any) -> dict[str, object]:
+    """Everything that was asked for, by flag.
+
+    Args:
+        config: a dataclass whose fields are dataclasses, each a group of options.
+    """
+    groups = [getattr(config, group.name) for group in dataclasses.fields(config)]
+    return {flag_of(field): getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
+
+
+def check_at_least(config: Any, minimum: float, *names: str) -> None:
+    """Refuse options below `minimum`, by the name of their flag.
+
+    Raises:
+        UserError: naming the flag and both numbers.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value is not None and value < minimum:
+            raise UserError(f"{flag_of(field)} must be at least {minimum}, got {value}.")
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shiplap.config.errors import UserError
+from shiplap.config.huggingface import read_config
+from shiplap.config.llmc import read_llmc_header
+from shiplap.config.lora import LoraOptions
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.config.option import flag_of, option
@@ -26,6 +29,13 @@ class ModelOptions:
     preset: str | None = option(
         None, "Named size of the family, such as gpt2-124m or llama3-8b. Default: the family's debug size."
     )
+    hf_checkpoint: str | None = option(
+        None,
+        "Folder with a Hugging Face model to go on from: its sizes, its weights and, if it has one, its tokenizer.",
+    )
+    llmc_filepath: str | None = option(
+        None, "Model file of llm.c (.bin) to go on from: its sizes and its weights; GPT-2 and LLaMA 3."
+    )
     vocab_size: int | None = option(None, "Number of tokens, instead of the preset's.")
     hidden_size: int | None = option(None, "Width of the residual stream, instead of the preset's.")
     num_layers: int | None = option(None, "Number of decoder blocks, instead of the preset's.")
@@ -33,27 +43,73 @@ class ModelOptions:
     num_key_value_heads: int | None = option(None, "Number of key and value heads, instead of the preset's.")
     ffn_hidden_size: int | None = option(None, "Width of the feed-forward layer, instead of the preset's.")
     max_sequence_length: int | None = option(
-        None, "Longest sequence the model takes, in tokens, instead of the preset's."
+        None, "Longest sequence the model takes, in tokens, instead of the preset's or the checkpoint's."
     )
     num_experts: int | None = option(None, "Experts of each block, instead of the preset's; Mixtral only.")
     router_aux_loss_coefficient: float | None = option(
-        None, "Weight of the loss that evens out the use of experts, instead of the preset's; Mixtral only."
+        None,
+        "Weight of the loss that evens out the use of experts, instead of the preset's or the checkpoint's; Mixtral "
+        "only.",
     )
-    dropout: float | None = option(None, "Dropout probability, instead of the preset's 0.")
+    dropout: float | None = option(None, "Dropout probability, instead of the preset's 0 or the checkpoint's.")
     recompute: Literal["none", "selective", "full"] = option(
         "none",
         "What backward computes again instead of keeping: nothing, the attention core, or each whole block.",
     )
 
+    def __post_init__(self) -> None:
+        """Refuse flags that a checkpoint leaves nothing to say about."""
+        checkpoints = [
+            f"{flag} {place}"
+            for flag, place in (("--hf-checkpoint", self.hf_checkpoint), ("--llmc-filepath", self.llmc_filepath))
+            if place is not None
+        ]
+        if not checkpoints:
+            return
+        if len(checkpoints) > 1:
+            raise UserError(f"{' and '.join(checkpoints)} both say where the weights come from; drop one.")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and field.name not in _BESIDE_A_CHECKPOINT:
+                raise UserError(
+                    f"{flag_of(field)} {value} cannot be had with {checkpoints[0]}, which is a model of its own size. "
+                    "Drop one of the two."
+                )
+
     def resolve(self, family: str) -> TransformerConfig:
-        """The preset with its overrides applied.
+        """The preset's or the checkpoint's sizes, with the overrides applied.
 
         Raises:
-            UserError: unknown preset, or sizes that do not fit together.
+            UserError: unknown preset, a checkpoint that cannot be used, or sizes that do not fit together.
         """
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
         asked = {name: value for name, value in vars(self).items() if name in names and value is not None}
-        return dataclasses.replace(preset(family, self.preset or f"{family}-debug"), **asked)
+        if self.hf_checkpoint is not None:
+            _, model = read_config(self.hf_checkpoint, family)
+        elif self.llmc_filepath is not None:
+            model = read_llmc_header(self.llmc_filepath, family=family).config
+        else:
+            return dataclasses.replace(preset(family, self.preset or f"{family}-debug"), **asked)
+        if self.max_sequence_length is not None:
+            _check_length(self.max_sequence_length, model.max_sequence_length, family=family)
+        return dataclasses.replace(model, **asked)
+
+
+# What may be said about a model that is there already: it changes no weight's shape.
+_BESIDE_A_CHECKPOINT = (
+    "hf_checkpoint", "llmc_filepath", "max_sequence_length", "router_aux_loss_coefficient", "dropout", "recompute",
+)  # fmt: skip
+
+
+def _check_length(asked: int, longest: int, *, family: str) -> None:
+    """Refuse a length that a checkpoint does not have."""
+    if family == "gpt2" and asked != longest:
+        raise UserError(
+            f"--max-sequence-length {asked}: the checkpoint has a learned vector for each of its {longest} positions. "
+            "Drop the flag; --sequence-length may be smaller."
+        )
+    if asked > longest:
+        raise UserError(f"--max-sequence-length {asked} is more than the checkpoint's {longest}; it can only be less.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +201,17 @@ class RunOptions:
     val_num_batches: int = option(8, "Micro-batches in one validation loss, per data-parallel rank.")
     sample_every: int = option(0, "Steps between samples of what the model writes; 0: none.")
     sample_num_tokens: int = option(200, "Tokens in one sample.")
+    save: str | None = option(
+        None, "Folder to save the model in, at the end and as step-N, in Hugging Face's format and float32."
+    )
+    save_interval: int = option(
+        0, "Steps between saved models, or adapters; 0: only at the end. Needs --save or --lora-save-path."
+    )
 
     def __post_init__(self) -> None:
         """Refuse counts that mean nothing."""
         _check_at_least(self, 1, "nproc", "val_num_batches", "sample_num_tokens")
-        _check_at_least(self, 0, "val_loss_every", "sample_every", "seed")
+        _check_at_least(self, 0, "val_loss_every", "sample_every", "save_interval", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,4 +222,13 @@ class TrainConfig:
     model: ModelOptions = dataclasses.field(default_factory=ModelOptions)
     data: DataOptions = dataclasses.field(default_factory=DataOptions)
     optimizer: OptimizerOptions = dataclasses.field(default_factory=OptimizerOptions)
+    lora: LoraOptions = dataclasses.field(default_factory=LoraOptions)
     run: RunOptions = dataclasses.field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse an interval between things that are not saved."""
+        if self.run.save_interval and self.run.save is None and self.lora.lora_save_path is None:
+            raise UserError(
+                f"--save-interval {self.run.save_interval} does not say what and where: give --save FOLDER or "
+                "--lora-save-path FOLDER too."
+            )

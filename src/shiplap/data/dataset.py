@@ -58,7 +58,7 @@ def open_data(
         what = f"--tokenizer {options.tokenizer}" if options.tokenizer else "reading --data byte by byte"
         raise UserError(
             f"{what} takes a vocabulary of {tokenizer.vocab_size} tokens, but the model's is {vocab_size}. "
-            f"Raise --vocab-size to {tokenizer.vocab_size} or more."
+            f"Raise --vocab-size to {tokenizer.vocab_size} or more; a model that is loaded needs its own tokenizer."
         )
     source = _open_source(options, tokenizer)
     batches = Batches(

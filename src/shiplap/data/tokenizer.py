@@ -24,6 +24,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, with no special token added."""
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The token ids of a text to go on with, as models of this tokenizer expect a text to begin."""
+
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`; never fails, whatever ids a model comes up with."""
 
@@ -41,6 +44,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """The bytes of `text` in UTF-8."""
         return list(text.encode())
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The bytes of `text`: nothing marks where a text begins."""
+        return self.encode(text)
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`: an end of text becomes a line break, what is not text becomes U+FFFD."""
@@ -95,6 +102,10 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, with no special token added."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The token ids of `text`, with the special tokens that the file asks for, such as LLaMA's begin of text."""
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`; special tokens, and ids that the tokenizer does not know, are left out."""

@@ -29,6 +29,19 @@ class Adapters:
     alpha: float
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse a rank that is larger than a layer.
+
+        Raises:
+            UserError: naming both.
+        """
+        for target in self.targets:
+            smallest = min(target.num_inputs, *(len(part.rows) for part in target.parts))
+            if self.rank > smallest:
+                raise UserError(
+                    f"--lora-rank {self.rank} is larger than {target.layer}, whose smaller side is {smallest}."
+                )
+
     @property
     def scale(self) -> float:
         """What the factors' product is multiplied by."""
@@ -45,21 +58,14 @@ def add_adapters(model: nn.Module, adapters: Adapters, *, draw: bool = True) -> 
         model: this rank's shard of the model.
         adapters: which.
         draw: whether factors are drawn; if not, they are left for a loader to fill.
-
-    Raises:
-        UserError: the rank is larger than a layer.
     """
     model.requires_grad_(False)
-    rank = adapters.rank
     for target in adapters.targets:
         layer = model.get_submodule(target.layer)
         assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
         shard = layer.shards["weight"]
-        smallest = min(shard.full_shape[1], *(len(part.rows) for part in target.parts))
-        if rank > smallest:
-            raise UserError(f"--lora-rank {rank} is larger than {target.layer}, whose smaller side is {smallest}.")
         adapter = LowRankAdapter(
-            layer, _blocks(shard, target), rank=rank, scale=adapters.scale, dropout=adapters.dropout, draw=draw
+            layer, _blocks(shard, target), rank=adapters.rank, scale=adapters.scale, dropout=adapters.dropout, draw=draw
         )
         layer.adapter = adapter.to(layer.weight.device, layer.weight.dtype)
 

@@ -87,9 +87,13 @@ class Shard:
         """The whole parameter from all ranks' shards, in rank order; what pads them is left out."""
         full = shards[0].new_empty(self.full_shape)
         for rank, shard in enumerate(shards):
-            for here, there in self._copies(rank, len(shards)):
-                _along(full, self.dim, there).copy_(_along(shard, self.dim, here))
+            self.place(full, shard, rank, len(shards))
         return full
+
+    def place(self, full: Tensor, shard: Tensor, rank: int, num_shards: int) -> None:
+        """Copy a rank's shard to where it stands in the whole parameter; what pads it is left out."""
+        for here, there in self._copies(rank, num_shards):
+            _along(full, self.dim, there).copy_(_along(shard, self.dim, here))
 
     def is_shared(self, num_shards: int) -> bool:
         """Whether some part of the parameter is held by several ranks."""

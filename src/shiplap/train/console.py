@@ -43,6 +43,10 @@ class PlainLines(Report):
         indented = "\n".join(f"  | {line}" for line in harmless.split("\n"))
         self.say(f"step {step}/{self._num_steps} | sample:\n{indented}")
 
+    def on_save(self, step: int, folder: Path) -> None:
+        """Show where."""
+        self.say(f"step {step}/{self._num_steps} | saved {folder}")
+
     def on_success(self) -> None:
         """Show where it began, where it ended, how fast it was, and where to look."""
         first, last = self._records[0], self._records[-1]

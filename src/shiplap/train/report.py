@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class Report:
     def on_sample(self, step: int, text: str) -> None:
         """What the model writes after this many steps."""
 
+    def on_save(self, step: int, folder: Path) -> None:
+        """Model or adapters after this many steps are in this folder."""
+
     def on_success(self) -> None:
         """All steps are done."""
 
@@ -70,6 +74,11 @@ class Reports(Report):
         """Pass it on."""
         for report in self._reports:
             report.on_sample(step, text)
+
+    def on_save(self, step: int, folder: Path) -> None:
+        """Pass it on."""
+        for report in self._reports:
+            report.on_save(step, folder)
 
     def on_success(self) -> None:
         """Pass it on."""

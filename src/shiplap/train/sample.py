@@ -1,13 +1,12 @@
-"""What the model writes by itself: the simplest way, without a cache of keys and values."""
+"""What the model writes by itself between steps."""
 
 import torch
 from torch import nn
 
+from shiplap.comm.collectives import Group
+from shiplap.config.generate import SamplingOptions
 from shiplap.data import Tokenizer
-from shiplap.train.precision import computing_in
-
-_TEMPERATURE = 0.8
-_TOP_K = 40
+from shiplap.generation import generate
 
 
 def prompt_of(tokenizer: Tokenizer | None) -> list[int]:
@@ -26,39 +25,31 @@ def text_of(tokens: list[int], tokenizer: Tokenizer | None) -> str:
     return " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
 
 
-@torch.no_grad()
 def sample(
-    model: nn.Module,
-    prompt: list[int],
-    *,
-    num_tokens: int,
-    max_sequence_length: int,
-    seed: int,
-    dtype: str,
-    device: torch.device,
+    model: nn.Module, prompt: list[int], *, num_tokens: int, max_sequence_length: int, seed: int, group: Group
 ) -> list[int]:
-    """Draw tokens one by one, each from the model's 40 likeliest at temperature 0.8.
+    """Draw tokens one by one, as `shiplap generate` does when it is told no more than a seed.
 
-    All TP ranks of a replica must call this alike: they have the same logits, and draw the same tokens.
+    In float32, also where training computes in bfloat16 under autocast: that would cast every parameter anew for every
+    token, which takes longer than to multiply by it.
 
     Args:
         model: not wrapped.
         prompt: the first tokens, at least one; not part of what is returned.
-        num_tokens: how many to draw.
-        max_sequence_length: the model sees the last so many tokens at most.
+        num_tokens: how many to draw; the end of a text does not end the sample.
+        max_sequence_length: the model's.
         seed: of the draws.
-        dtype: `float32` or `bfloat16`.
-        device: of the model.
+        group: the TP ranks; all of them must call this alike.
     """
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
     model.eval()
-    for _ in range(num_tokens):
-        context = torch.tensor([tokens[-max_sequence_length:]], device=device)
-        with computing_in(dtype, device):
-            logits = model(context)[0, -1]
-        likeliest = logits.float().cpu().topk(min(_TOP_K, logits.shape[0]))
-        chosen = torch.multinomial((likeliest.values / _TEMPERATURE).softmax(-1), 1, generator=generator)
-        tokens.append(int(likeliest.indices[chosen]))
+    steps = generate(
+        model,
+        torch.tensor([prompt]),
+        num_tokens=num_tokens,
+        max_sequence_length=max_sequence_length,
+        sampling=SamplingOptions(seed=seed),
+        group=group,
+    )
+    tokens = [token for [token] in steps if token is not None]
     model.train()
-    return tokens[len(prompt) :]
+    return tokens

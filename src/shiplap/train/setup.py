@@ -2,11 +2,21 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
+from shiplap.checkpoint import check_huggingface, read_adapters
 from shiplap.config import TrainConfig, TransformerConfig, UserError
+from shiplap.config.llmc import read_llmc_header
+from shiplap.config.lora import LoraOptions
 from shiplap.config.option import flag_of
-from shiplap.data import Data, open_data
+from shiplap.data import ByteTokenizer, Data, open_data
+from shiplap.lora import Adapters, find_targets
+from shiplap.lora.targets import ALL_LINEAR
 from shiplap.topology import RankLayout
+from shiplap.train.save_folders import check_save_folders
+
+# Files that a tokenizer may consist of, of which shiplap can read none.
+_OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +25,10 @@ class Setup:
 
     Attributes:
         family: the model's family, such as `gpt2`.
-        config: what was asked for.
+        config: what was asked for; the tokenizer is the checkpoint's where nothing else was said.
         model: the model's sizes.
+        weights: where the weights come from, in words.
+        adapters: what is trained instead of the model's own weights; None: those are.
         data: the opened corpus, as one data-parallel rank sees it.
         num_micro_batches: per rank and optimizer step.
         tokens_per_step: over all ranks.
@@ -25,6 +37,8 @@ class Setup:
     family: str
     config: TrainConfig
     model: TransformerConfig
+    weights: str
+    adapters: Adapters | None
     data: Data
     num_micro_batches: int
     tokens_per_step: int
@@ -41,6 +55,16 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         raise UserError(f"--pipeline-parallel {stages} is not supported by train yet; use 1.")
     model = config.model.resolve(family)
     model.check_divisible_by(layout.tp)
+    weights = f"drawn with --seed {config.run.seed}"
+    if config.model.hf_checkpoint is not None:
+        weights = "from " + check_huggingface(config.model.hf_checkpoint, family=family, config=model)
+        config = _with_tokenizer(config, config.model.hf_checkpoint)
+        _check_tokenizer(config, f"--hf-checkpoint {config.model.hf_checkpoint}", vocab_size=model.vocab_size)
+    if config.model.llmc_filepath is not None:
+        weights = f"from {config.model.llmc_filepath}, {read_llmc_header(config.model.llmc_filepath).dtype}"
+        _check_tokenizer(config, f"--llmc-filepath {config.model.llmc_filepath}", vocab_size=model.vocab_size)
+    adapters = _adapters(config.lora, family, model)
+    check_save_folders(config, family=family, model=model)
     options = config.data
     if options.sequence_length > model.max_sequence_length:
         raise UserError(
@@ -60,10 +84,54 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         family=family,
         config=config,
         model=model,
+        weights=weights,
+        adapters=adapters,
         data=data,
         num_micro_batches=num_micro_batches,
         tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.dp,
     )
+
+
+def _adapters(options: LoraOptions, family: str, model: TransformerConfig) -> Adapters | None:
+    """The adapters that were asked for; of those on disk, headers are read and compared with the model."""
+    if not options.is_on:
+        return None
+    if options.lora_load_path is not None:
+        loaded = read_adapters(options.lora_load_path, family=family, config=model)
+        options.check_agrees_with(rank=loaded.rank, alpha=loaded.alpha)
+        dropout = options.lora_dropout
+        return loaded if dropout is None else dataclasses.replace(loaded, dropout=dropout)
+    assert options.lora_rank is not None
+    return Adapters(
+        targets=tuple(find_targets(family, model, options.lora_target_modules or (ALL_LINEAR,))),
+        rank=options.lora_rank,
+        alpha=options.lora_alpha or options.DEFAULT_ALPHA,
+        dropout=options.lora_dropout or 0.0,
+    )
+
+
+def _with_tokenizer(config: TrainConfig, directory: str) -> TrainConfig:
+    """Text is read with the checkpoint's tokenizer, unless another one was asked for."""
+    if config.data.tokenizer is not None or config.data.input_bin is not None:
+        return config
+    if (Path(directory) / "tokenizer.json").is_file():
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=directory))
+    if others := [name for name in _OTHER_TOKENIZERS if (Path(directory) / name).is_file()]:
+        raise UserError(
+            f"--hf-checkpoint {directory} holds {others[0]} but no tokenizer.json, which is the only form that shiplap "
+            "reads. Give --tokenizer FILE, or tokens with --input-bin."
+        )
+    return config
+
+
+def _check_tokenizer(config: TrainConfig, checkpoint: str, *, vocab_size: int) -> None:
+    """Few models read bytes: without a tokenizer most would be trained on nonsense."""
+    num_bytes = ByteTokenizer().vocab_size
+    if config.data.tokenizer is None and config.data.input_bin is None and vocab_size != num_bytes:
+        raise UserError(
+            f"{checkpoint} has a vocabulary of {vocab_size} tokens, so it does not read bytes (that is {num_bytes}), "
+            "and there is no tokenizer with it. Give its tokenizer.json with --tokenizer, or tokens with --input-bin."
+        )
 
 
 def settings(family: str, config: TrainConfig) -> dict[str, object]:

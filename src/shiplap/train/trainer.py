@@ -2,25 +2,22 @@
 
 import time
 from dataclasses import dataclass
-from math import prod
-
-import torch
-from torch import nn
 
 from shiplap.config import TrainConfig
 from shiplap.data_parallel import replicate
 from shiplap.models.decoder import DecoderModel
-from shiplap.models.registry import build_model
 from shiplap.optim import build_adamw
-from shiplap.tensor_parallel.shard import named_shards
 from shiplap.topology import GlobalEnv
 from shiplap.topology.handshake import fail_together
 from shiplap.topology.launch import agreed_env
+from shiplap.train.model import describe, make_model
 from shiplap.train.outputs import open_outputs
 from shiplap.train.reading import Batch, read_together
 from shiplap.train.report import Reports, StepRecord
 from shiplap.train.run_folder import claim_run_folder
 from shiplap.train.sample import prompt_of, sample, text_of
+from shiplap.train.save_folders import claim_save_folders
+from shiplap.train.saving import save_what_is_due
 from shiplap.train.setup import Setup, set_up, settings
 from shiplap.train.step import TrainStep
 from shiplap.train.validation import validation_loss
@@ -41,45 +38,18 @@ def train(family: str, config: TrainConfig) -> None:
             setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
         # Only now: a run that some rank cannot begin leaves no folder behind.
         with fail_together():
+            if env.rank == 0:
+                claim_save_folders(config)
             folder = claim_run_folder(config.run.run_dir, family) if env.rank == 0 else None
-        model = _build(setup, env)
+        model = make_model(setup, env)
         reports = Reports([])
         if folder is not None:
-            headline = f"{env.overview()}\n{_sizes(setup, model)}\nrun folder: {folder}"
+            headline = f"{env.overview()}\n{describe(setup, model)}\nrun folder: {folder}"
             reports = open_outputs(setup, folder, layout=env.layout, headline=headline)
         try:
             _Run(setup=setup, env=env, model=model, reports=reports).loop()
         finally:
             reports.close()
-
-
-def _build(setup: Setup, env: GlobalEnv) -> DecoderModel:
-    """The model on its device; weights are alike on all replicas, dropout is not."""
-    seed = setup.config.run.seed
-    torch.manual_seed(seed)
-    model = build_model(
-        setup.family,
-        setup.model,
-        parallel=setup.config.parallel,
-        group=env.group("tp"),
-        recompute=setup.config.model.recompute,
-    ).to(env.device)
-    torch.manual_seed(seed + 1 + env.coordinate("dp"))
-    return model
-
-
-def _sizes(setup: Setup, model: nn.Module) -> str:
-    """How large the model and a step are, in words."""
-    parameters = dict(model.named_parameters())
-    num_parameters = sum(
-        parameters[name].numel() if shard is None else prod(shard.full_shape) for name, shard in named_shards(model)
-    )
-    data = setup.config.data
-    return (
-        f"{setup.family}: {num_parameters:,} parameters\n"
-        f"{setup.tokens_per_step:,} tokens per step: {setup.num_micro_batches} × {data.batch_size} sequences of "
-        f"{data.sequence_length} tokens on each data-parallel rank"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +115,8 @@ class _Run:
         # One replica is enough; all of its TP ranks must take part.
         if is_due(options.sample_every) and self.env.coordinate("dp") == 0:
             self.reports.on_sample(num_done, self._sample())
+        for folder in save_what_is_due(self.setup, self.model, num_done, env=self.env):
+            self.reports.on_save(num_done, folder)
 
     def _sample(self) -> str:
         options, tokenizer = self.setup.config.run, self.setup.data.tokenizer
@@ -154,7 +126,6 @@ class _Run:
             num_tokens=options.sample_num_tokens,
             max_sequence_length=self.setup.model.max_sequence_length,
             seed=options.seed,
-            dtype=options.dtype,
-            device=self.env.device,
+            group=self.env.group("tp"),
         )
         return text_of(tokens, tokenizer)
