@@ -16,7 +16,7 @@ from tests.cases.lora import RANK
 from tests.cases.memory import Storages
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool
-from tests.distributed.test_models import topology
+from tests.distributed.test_models import TOPOLOGIES, topology
 
 LLAMA_PARTS = ("q_proj", "v_proj", "o_proj", "up_proj", "mlp.fc2")
 
@@ -47,7 +47,7 @@ def check(num_ranks: int, name: str, model: str, targets: tuple[str, ...], *, de
 )
 @pytest.mark.parametrize(
     ("num_ranks", "name"),
-    [(1, "tp"), *((n, name) for n in (2, 4, 8) for name in ("tp", "sequence_parallel", "overlap"))],
+    TOPOLOGIES,
 )
 def test_outputs_and_every_factors_gradient_match_float64(
     ranks: Callable[[int], RankPool], *, num_ranks: int, name: str, model: str, targets: tuple[str, ...]

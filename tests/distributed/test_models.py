@@ -11,6 +11,13 @@ from tests.cases import models
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool
 
+TOPOLOGIES = [
+    (1, "tp"),
+    *((2, name) for name in ("tp", "sequence_parallel", "overlap")),
+    *((4, name) for name in ("tp", "overlap")),
+    (8, "overlap"),
+]
+
 
 def topology(num_ranks: int, name: str) -> ModelParallelConfig:
     if name == "overlap":
@@ -43,7 +50,7 @@ def check(num_ranks: int, name: str, family: str, recompute: str, *, device: str
 )
 @pytest.mark.parametrize(
     ("num_ranks", "name"),
-    [(1, "tp"), *((n, name) for n in (2, 4, 8) for name in ("tp", "sequence_parallel", "overlap"))],
+    TOPOLOGIES,
 )
 def test_loss_logits_and_every_gradient_match_float64(
     ranks: Callable[[int], RankPool], *, num_ranks: int, name: str, family: str, recompute: str

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from shiplap import ModelParallelConfig
+from shiplap.checkpoint import newest_checkpoint
 from shiplap.config.generate import SamplingOptions
 from shiplap.data import ByteTokenizer, HuggingFaceTokenizer
 from shiplap.generation import generate
 from shiplap.generation.choose import Chooser, probabilities
-from shiplap.generation.source import newest_checkpoint
 from shiplap.generation.text import TextStream
 from shiplap.layers.cache import KeyValueCache
 from tests.cases.models import CONFIGS, VOCABULARY, build

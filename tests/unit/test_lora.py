@@ -246,3 +246,21 @@ def test_converting_merges_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(converted[name], weight)
     assert main(["convert", "base/step-1", "other", "--lora", "nowhere"]) == 2
     assert not Path("other").exists()
+
+
+def test_generating_with_adapters_is_generating_with_the_merged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "gpt2", *f"{SIZES} {SHORT} --num-iteration 1 --save base".split()]) == 0
+    tune = f"--hf-checkpoint base/step-1 {SHORT} --sequence-length 16 --num-iteration 3 --learning-rate 0.5"
+    assert main(["train", "gpt2", *f"{tune} --lora-rank 2 --lora-save-path adapter --save merged".split()]) == 0
+
+    def written(arguments: str) -> str:
+        capsys.readouterr()
+        assert main(["generate", *f"{arguments} --prompt ab --num-tokens 20 --temperature 0".split()]) == 0
+        return capsys.readouterr().out
+
+    assert written("base --lora adapter") == written("merged") != written("base")
+    assert main(["generate", *["base", "--prompt", "ab", "--lora", "nowhere"]]) == 2
+    assert "nowhere/adapter_config.json" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """A model from a Hugging Face directory, each rank reading only its own part."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -69,6 +71,18 @@ def load_huggingface(
         rows = model.embedding.shards["weight"].ranges(rank_in(group), size_of(group))[0]
         check_tied(files, stored, rows)
     return LoadedModel(model=model, family=family, config=config)
+
+
+def newest_checkpoint(directory: str) -> str:
+    """The folder itself, or of the checkpoints `step-N` that a training run left in it the one with the largest N."""
+    steps = {
+        int(match[1]): path
+        for path in Path(directory).glob("step-*/config.json")
+        if (match := re.fullmatch(r"step-(\d+)", path.parent.name))
+    }
+    if not steps or Path(directory, "config.json").exists():
+        return directory
+    return str(steps[max(steps)].parent)
 
 
 def check_huggingface(directory: str, *, family: str, config: TransformerConfig) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shiplap.checkpoint import MergedAdapters, open_stored_model, write_huggingface
+from shiplap.checkpoint import MergedAdapters, newest_checkpoint, open_stored_model, write_huggingface
 from shiplap.cli.options import parse_config
 from shiplap.config import UserError
 from shiplap.config.convert import ConvertConfig
-from shiplap.generation.source import newest_checkpoint
 
 _DESCRIPTION = (
     "Write the model in SOURCE as a Hugging Face directory DESTINATION, which must be new. SOURCE is a Hugging Face "

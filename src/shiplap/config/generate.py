@@ -26,6 +26,7 @@ class TextOptions:
         "Stop where the model ends the text: at eos_token_id of generation_config.json or config.json, else at the "
         "tokenizer's end of text.",
     )
+    lora: str | None = option(None, "Folder with adapters in PEFT's format, which are merged into the model.")
     tokenizer: str | None = option(
         None,
         "A Hugging Face tokenizer.json, or a folder with one. Default: the model's own; a model that was trained on "

@@ -10,16 +10,8 @@ from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
-from shiplap.config.option import flag_of, option
+from shiplap.config.option import check_at_least, flag_of, option
 from shiplap.config.presets import preset
-
-
-def _check_at_least(config: object, minimum: float, *names: str) -> None:
-    """Refuse numbers below `minimum`, by the name of their flag."""
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
-        if field.name in names and value is not None and value < minimum:
-            raise UserError(f"{flag_of(field)} must be at least {minimum}, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +132,7 @@ class DataOptions:
             )
         if not self.data:
             raise UserError("--data names no file; drop it for the standard library's text.")
-        _check_at_least(self, 1, "batch_size", "sequence_length", "total_batch_size")
+        check_at_least(self, 1, "batch_size", "sequence_length", "total_batch_size")
         if not 0.0 <= self.validation_fraction < 1.0:
             raise UserError(f"--validation-fraction must be in [0, 1), got {self.validation_fraction}.")
 
@@ -176,8 +168,8 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         """Refuse numbers that AdamW or the schedule cannot use."""
-        _check_at_least(self, 1, "num_iteration")
-        _check_at_least(self, 0, "warmup_iteration", "learning_rate", "min_learning_rate", "weight_decay", "grad_clip")
+        check_at_least(self, 1, "num_iteration")
+        check_at_least(self, 0, "warmup_iteration", "learning_rate", "min_learning_rate", "weight_decay", "grad_clip")
         for flag, beta in (("--adam-beta1", self.adam_beta1), ("--adam-beta2", self.adam_beta2)):
             if not 0.0 <= beta < 1.0:
                 raise UserError(f"{flag} must be in [0, 1), got {beta}.")
@@ -210,8 +202,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         """Refuse counts that mean nothing."""
-        _check_at_least(self, 1, "nproc", "val_num_batches", "sample_num_tokens")
-        _check_at_least(self, 0, "val_loss_every", "sample_every", "save_interval", "seed")
+        check_at_least(self, 1, "nproc", "val_num_batches", "sample_num_tokens")
+        check_at_least(self, 0, "val_loss_every", "sample_every", "save_interval", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
 """What a model's folder holds besides the weights, and the prompt, checked against each other."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from shiplap.checkpoint.pretrained import check_huggingface
+from shiplap.checkpoint import check_huggingface, newest_checkpoint, read_adapters
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.generate import GenerateConfig, TextOptions
 from shiplap.config.huggingface import read_config
@@ -44,12 +43,14 @@ def open_source(directory: str, config: GenerateConfig, prompt: str) -> Source:
 
     Raises:
         UserError: a file is missing or damaged, the TP size does not divide the model, there is no tokenizer, or the
-            prompt is empty or too long for the model.
+            prompt is empty or too long for the model; or adapters are for another model.
     """
     directory = newest_checkpoint(directory)
     family, model = read_config(directory, None)
     model.check_divisible_by(config.machine.tensor_parallel_size)
     check_huggingface(directory, family=family, config=model)
+    if config.text.lora is not None:
+        read_adapters(config.text.lora, family=family, config=model)
     tokenizer = _open_tokenizer(directory, config.text, vocab_size=model.vocab_size)
     return Source(
         directory=directory,
@@ -59,18 +60,6 @@ def open_source(directory: str, config: GenerateConfig, prompt: str) -> Source:
         stop_tokens=frozenset(_end_of_text(directory, tokenizer) if config.text.stop else ()),
         prompt=_tokens_of(prompt, tokenizer, max_sequence_length=model.max_sequence_length),
     )
-
-
-def newest_checkpoint(directory: str) -> str:
-    """The folder itself, or of the checkpoints `step-N` that a training run left in it the one with the largest N."""
-    steps = {
-        int(match[1]): path
-        for path in Path(directory).glob("step-*/config.json")
-        if (match := re.fullmatch(r"step-(\d+)", path.parent.name))
-    }
-    if not steps or Path(directory, "config.json").exists():
-        return directory
-    return str(steps[max(steps)].parent)
 
 
 def read_prompt(options: TextOptions) -> str:

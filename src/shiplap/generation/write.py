@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from shiplap.checkpoint import load_huggingface
+from shiplap.checkpoint import load_adapters, load_huggingface
 from shiplap.config import UserError
 from shiplap.config.generate import GenerateConfig
 from shiplap.config.option import flags_of
 from shiplap.generation.decode import generate
 from shiplap.generation.source import Source, open_source
 from shiplap.generation.text import TextStream
+from shiplap.lora import merge, remove_adapters
 from shiplap.topology import GlobalEnv
 from shiplap.topology.handshake import fail_together
 from shiplap.topology.launch import agreed_env
@@ -93,7 +94,12 @@ class _Output:
 def _load(source: Source, config: GenerateConfig, env: GlobalEnv) -> nn.Module:
     with _new_parameters_in(getattr(torch, config.machine.dtype)):
         loaded = load_huggingface(source.directory, parallel=config.machine.parallel, group=env.group("tp"))
-    return loaded.model.to(env.device).eval()
+        model = loaded.model
+        if config.text.lora is not None:
+            load_adapters(model, config.text.lora, family=loaded.family, config=loaded.config, group=env.group("tp"))
+            merge(model)
+            remove_adapters(model)
+    return model.to(env.device).eval()
 
 
 @contextmanager

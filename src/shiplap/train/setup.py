@@ -8,7 +8,7 @@ from shiplap.checkpoint import check_huggingface, read_adapters
 from shiplap.config import TrainConfig, TransformerConfig, UserError
 from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
-from shiplap.config.option import flag_of
+from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
@@ -136,8 +136,4 @@ def _check_tokenizer(config: TrainConfig, checkpoint: str, *, vocab_size: int) -
 
 def settings(family: str, config: TrainConfig) -> dict[str, object]:
     """Everything that was asked for, by the name of its flag; all ranks must be started with the same."""
-    flags: dict[str, object] = {"the model": family}
-    for group in dataclasses.fields(config):
-        options = getattr(config, group.name)
-        flags |= {flag_of(field): getattr(options, field.name) for field in dataclasses.fields(options)}
-    return flags
+    return {"the model": family} | flags_of(config)
