@@ -85,6 +85,20 @@ def test_the_readme_layers_run_on_two_ranks(tmp_path: Path) -> None:
     run([sys.executable, *launch], tmp_path)
 
 
+def test_the_adapters_snippet_runs(tmp_path: Path) -> None:
+    [snippet] = [block.text for block in blocks("python") if block.page == "finetuning.md"]
+    (tmp_path / "adapt.py").write_text(
+        "from shiplap import ModelParallelConfig\n"
+        "from shiplap.config.presets import preset\n"
+        "from shiplap.models.registry import build_model\n"
+        'config = preset("llama3", "llama3-debug")\n'
+        'model = build_model("llama3", config, parallel=ModelParallelConfig(), group=None)\n'
+        f"{snippet}"
+        'print({name.split(".")[-1] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"})\n'
+    )
+    assert run([sys.executable, "adapt.py"], tmp_path) == "True\n"
+
+
 def test_the_readme_lists_every_file_and_overlap_option() -> None:
     readme = (ROOT / "README.md").read_text()
     for path in sorted((ROOT / "src" / "shiplap").rglob("*.py")):

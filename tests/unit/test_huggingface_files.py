@@ -323,8 +323,26 @@ def test_a_shorter_context_and_another_dropout_may_be_asked_for(
     assert main(arguments.split()) == 0
     shown = capsys.readouterr()
     assert f"parameters, from {folder}, float32 in 1 file\n" in shown.out
-    assert f"step 2: saved {tmp_path}/saved/step-2\n" in shown.err
+    assert f"step 2/2 | saved {tmp_path}/saved/step-2\n" in shown.out
     _, config = read_config(f"{tmp_path}/saved/step-2", "llama3")
     assert config.max_sequence_length == 16
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert written["transformer"]["dropout"] == 0.1
+
+
+def test_a_model_without_tokenizer_must_be_said_to_read_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --vocab-size 300"
+    short = "--sequence-length 16 --batch-size 2 --warmup-iteration 0 --num-iteration 1"
+    assert main(["train", "llama3", *f"{sizes} --num-key-value-heads 2 {short} --save saved".split()]) == 0
+    tune = ["train", "llama3", "--hf-checkpoint", "saved/step-1", *short.split()]
+    write = ["generate", "saved", "--prompt", "ab", "--num-tokens", "3"]
+    for command in (tune, write):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert "--tokenizer bytes" in capsys.readouterr().err
+        assert main([*command, "--tokenizer", "bytes"]) == 0
+    assert main([*tune, *["--tokenizer", "bytes", "--save", "again"]]) == 0
+    assert sorted(path.name for path in Path("again/step-1").iterdir()) == ["config.json", "model.safetensors"]

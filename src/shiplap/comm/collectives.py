@@ -125,17 +125,17 @@ def broadcast(x: Tensor, source: int, group: Group) -> Pending:
 
 def send(x: Tensor, to: int, group: RankGroup) -> Pending:
     """Start sending `x` to rank `to` of the group, which must `receive` it."""
-    return Pending(x, _works(dist.isend(x, group=group.process_group, group_dst=to)))
+    return Pending(x, _alone(dist.P2POp(dist.isend, x, group=group.process_group, group_peer=to)))
 
 
 def receive(x: Tensor, source: int, group: RankGroup) -> Pending:
     """Start filling `x` with what rank `source` of the group sends."""
-    return Pending(x, _works(dist.irecv(x, group=group.process_group, group_src=source)))
+    return Pending(x, _alone(dist.P2POp(dist.irecv, x, group=group.process_group, group_peer=source)))
 
 
-def _works(work: _Work | None) -> list[_Work]:
-    assert work is not None, "torch.distributed does nothing for a rank outside the group"
-    return [work]
+def _alone(operation: dist.P2POp) -> list[dist.Work]:
+    # As a batch of one: NCCL makes a communicator of its own for a pair of ranks that does anything else.
+    return dist.batch_isend_irecv([operation])
 
 
 def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: RankGroup) -> Pending:

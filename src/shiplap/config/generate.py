@@ -29,8 +29,8 @@ class TextOptions:
     lora: str | None = option(None, "Folder with adapters in PEFT's format, which are merged into the model.")
     tokenizer: str | None = option(
         None,
-        "A Hugging Face tokenizer.json, or a folder with one. Default: the model's own; a model that was trained on "
-        "bytes has none and needs none.",
+        "A Hugging Face tokenizer.json, or a folder with one; or `bytes`. Default: the model's own; a model with the "
+        "vocabulary of bytes has none and needs none.",
     )
 
     def __post_init__(self) -> None:

@@ -114,7 +114,8 @@ class DataOptions:
     )
     input_bin: str | None = option(None, "A token file in llm.c's .bin format, instead of --data.")
     tokenizer: str | None = option(
-        None, "A Hugging Face tokenizer.json, or a folder with one; without it text is read byte by byte."
+        None,
+        "A Hugging Face tokenizer.json, or a folder with one; or `bytes`. Default: the checkpoint's, else bytes.",
     )
     validation_fraction: float = option(0.05, "Share of the tokens, at the end, kept for validation.")
     batch_size: int = option(8, "Sequences in one micro-batch, per data-parallel rank.")

@@ -5,9 +5,10 @@ from shiplap.data.byte_source import ByteSource
 from shiplap.data.dataset import Data, open_data
 from shiplap.data.source import TokenSource
 from shiplap.data.token_file import TokenFile, write_token_file
-from shiplap.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from shiplap.data.tokenizer import BYTES, ByteTokenizer, HuggingFaceTokenizer, Tokenizer, open_tokenizer
 
 __all__ = [
+    "BYTES",
     "Batches",
     "ByteSource",
     "ByteTokenizer",
@@ -17,5 +18,6 @@ __all__ = [
     "TokenSource",
     "Tokenizer",
     "open_data",
+    "open_tokenizer",
     "write_token_file",
 ]

@@ -10,7 +10,7 @@ from shiplap.data.documents import list_documents
 from shiplap.data.source import TokenSource
 from shiplap.data.token_cache import tokenized
 from shiplap.data.token_file import TokenFile
-from shiplap.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from shiplap.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def open_data(
 
 def _open_tokenizer(options: DataOptions) -> ByteTokenizer | HuggingFaceTokenizer | None:
     if options.tokenizer is not None:
-        return HuggingFaceTokenizer(options.tokenizer)
+        return open_tokenizer(options.tokenizer)
     return ByteTokenizer() if options.input_bin is None else None
 
 

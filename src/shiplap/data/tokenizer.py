@@ -110,3 +110,19 @@ class HuggingFaceTokenizer:
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`; special tokens, and ids that the tokenizer does not know, are left out."""
         return self._backend.decode(ids)
+
+
+BYTES = "bytes"
+"""Says `--tokenizer`, for a model that reads bytes."""
+
+
+def open_tokenizer(asked: str) -> ByteTokenizer | HuggingFaceTokenizer:
+    """The tokenizer that `--tokenizer` names.
+
+    Args:
+        asked: a `tokenizer.json`, or a folder that holds one; or `bytes`.
+
+    Raises:
+        UserError: the file is missing or is no tokenizer, or the `tokenizers` library is not installed.
+    """
+    return ByteTokenizer() if asked == BYTES else HuggingFaceTokenizer(asked)

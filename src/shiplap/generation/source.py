@@ -9,7 +9,7 @@ from shiplap.config import TransformerConfig, UserError
 from shiplap.config.generate import GenerateConfig, TextOptions
 from shiplap.config.huggingface import read_config
 from shiplap.config.json_fields import read_json_object
-from shiplap.data import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from shiplap.data import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def _open_tokenizer(directory: str, options: TextOptions, *, vocab_size: int) ->
     own = Path(directory) / "tokenizer.json"
     tokenizer: Tokenizer
     if options.tokenizer is not None:
-        tokenizer = HuggingFaceTokenizer(options.tokenizer)
+        tokenizer = open_tokenizer(options.tokenizer)
     elif own.exists():
         tokenizer = HuggingFaceTokenizer(str(own))
     else:
@@ -94,7 +94,8 @@ def _open_tokenizer(directory: str, options: TextOptions, *, vocab_size: int) ->
         if vocab_size != tokenizer.vocab_size:
             raise UserError(
                 f"{own} does not exist, and with a vocabulary of {vocab_size} tokens the model does not read bytes "
-                f"(that is {tokenizer.vocab_size}). Give its tokenizer.json with --tokenizer."
+                f"(that is {tokenizer.vocab_size}). Give its tokenizer.json with --tokenizer, or say --tokenizer bytes "
+                "if it was trained on bytes all the same."
             )
     if tokenizer.vocab_size > vocab_size:
         raise UserError(

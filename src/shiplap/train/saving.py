@@ -4,6 +4,7 @@ from pathlib import Path
 
 from shiplap.checkpoint import save_adapters, save_huggingface
 from shiplap.comm.collectives import Group
+from shiplap.data import BYTES
 from shiplap.lora import merged
 from shiplap.models.decoder import DecoderModel
 from shiplap.topology import GlobalEnv
@@ -54,13 +55,13 @@ def save_what_is_due(setup: Setup, model: DecoderModel, step: int, *, env: Globa
 
 
 def _save_model(setup: Setup, model: DecoderModel, folder: Path, *, group: Group) -> None:
-    tokenizer = setup.data.tokenizer
+    tokenizer, files = setup.data.tokenizer, setup.config.data.tokenizer or setup.config.model.hf_checkpoint
     save_huggingface(
         model,
         str(folder),
         family=setup.family,
         config=setup.model,
         group=group,
-        tokenizer_from=setup.config.data.tokenizer or setup.config.model.hf_checkpoint,
+        tokenizer_from=None if files == BYTES else files,
         end_of_text=None if tokenizer is None else tokenizer.end_of_text,
     )

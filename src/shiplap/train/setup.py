@@ -130,7 +130,8 @@ def _check_tokenizer(config: TrainConfig, checkpoint: str, *, vocab_size: int) -
     if config.data.tokenizer is None and config.data.input_bin is None and vocab_size != num_bytes:
         raise UserError(
             f"{checkpoint} has a vocabulary of {vocab_size} tokens, so it does not read bytes (that is {num_bytes}), "
-            "and there is no tokenizer with it. Give its tokenizer.json with --tokenizer, or tokens with --input-bin."
+            "and there is no tokenizer with it. Give its tokenizer.json with --tokenizer, say --tokenizer bytes if it "
+            "was trained on bytes all the same, or give tokens with --input-bin."
         )
 
 
