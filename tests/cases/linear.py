@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
 from shiplap.comm.collectives import Group, rank_in, size_of
-from shiplap.comm.plan import ScatterMethod
+from shiplap.comm.plan import ColumnPlan, RowPlan
+from tests.cases.plans import column_plans, row_plans
 from tests.cases.switches import topologies
 
 BATCH = 2
@@ -33,7 +34,7 @@ class Case:
     bias: bool = True
     needs: tuple[bool, bool, bool] = (True, True, True)
     disable_pipeline: bool = False
-    scatter: ScatterMethod | None = None
+    plan: ColumnPlan | RowPlan | None = None
     mode: Mode = "plain"
     device: str = "cpu"
 
@@ -41,7 +42,7 @@ class Case:
         on = [name.removeprefix("tp_comm_") for name, value in vars(self.config).items() if value is True]
         needs = "".join(name for name, need in zip("xWb", self.needs, strict=True) if need) or "nothing"
         what = f"{self.kind} TP {self.num_ranks} {self.dtype} {self.mode}, bias {self.bias}, gradients of {needs}"
-        return f"{what}, pipeline disabled {self.disable_pipeline}, scatter {self.scatter}, {' '.join(on)}"
+        return f"{what}, pipeline disabled {self.disable_pipeline}, {self.plan or ' '.join(on)}"
 
     @property
     def num_ranks(self) -> int:
@@ -129,9 +130,8 @@ def make_layer(case: Case, full: Full, group: Group) -> ColumnParallelLinear | R
         layer = RowParallelLinear(
             inputs, outputs, case.bias, config=case.config, group=group, skip_bias_add=case.mode == "skip_bias_add"
         )
-    if case.scatter is not None:
-        site = "dgrad" if case.kind == "column" else "forward"
-        layer.plan = replace(layer.plan, **{site: case.scatter})  # type: ignore[arg-type]
+    if case.plan is not None:
+        layer.plan = case.plan
     layer = layer.to(case.device, torch.float32 if case.mode == "autocast" else case.dtype)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -244,12 +244,18 @@ def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
 
 
 def replaced_plans(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
-    """The methods that no switch chooses, put into a layer's plan."""
-    kinds: tuple[Kind, ...] = ("column", "row")
-    configs = [config for config in topologies(num_ranks) if config.sequence_parallel]
+    """Plans that no switch makes, with a frozen weight or input and accumulation too."""
+    config = ModelParallelConfig(tensor_parallel_size=num_ranks, sequence_parallel=True)
+    needs = ((True, True, True), (True, False, True), (False, True, False))
+    modes: tuple[Mode, ...] = ("plain", "main_grad")
+    plans: list[tuple[Kind, ColumnPlan | RowPlan]] = [
+        *(("column", plan) for plan in column_plans(num_ranks)),
+        *(("row", plan) for plan in row_plans(num_ranks)),
+    ]
     return [
-        Case(kind=kind, config=config, dtype=dtype, bias=bias, scatter="reduce", device=device)
-        for kind, config, bias in product(kinds, configs, (True, False))
+        Case(kind=kind, config=config, dtype=dtype, needs=need, mode=mode, plan=plan, device=device)
+        for (kind, plan), need, mode in product(plans, needs, modes)
+        if mode == "plain" or need == (True, True, True)
     ]
 
 

@@ -1,11 +1,17 @@
 """The parallel linear layers against the unsharded float64 reference: the matrix of the verification document."""
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap.comm import collectives
 from tests.cases import linear
 from tests.distributed.ranks import RankPool
 
@@ -22,7 +28,7 @@ def run_cases(num_ranks: int, dtype: torch.dtype, which: str, device: str = "cpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_ranks", [2, 8])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_methods_that_no_switch_chooses(ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype) -> None:
     for num_cases, failures in ranks(num_ranks).run(run_cases, num_ranks, dtype, "replaced_plans"):
         assert num_cases > 20
@@ -36,5 +42,34 @@ def test_output_and_every_gradient_match_float64(
     ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype, which: str
 ) -> None:
     for num_cases, failures in ranks(num_ranks).run(run_cases, num_ranks, dtype, which):
+        assert num_cases > 20
+        assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])
+
+
+def delayed_cases(num_ranks: int, dtype: torch.dtype) -> tuple[int, list[str]]:
+    """As `run_cases`, with every rank late by another moment at every communication."""
+    random = Random(torch.distributed.get_rank())
+
+    def late(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            time.sleep(random.random() * 2e-3)
+            return function(*arguments, **options)
+
+        return call
+
+    with ExitStack() as patches:
+        for owner, name in (
+            (torch.distributed, "batch_isend_irecv"),
+            (torch.distributed, "reduce"),
+            (collectives, "_all_gather_single"),
+            (collectives, "_reduce_scatter_single"),
+        ):
+            patches.enter_context(patch.object(owner, name, late(getattr(owner, name))))
+        return run_cases(num_ranks, dtype, "replaced_plans")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_methods_match_float64_whoever_is_late(ranks: Callable[[int], RankPool], num_ranks: int) -> None:
+    for num_cases, failures in ranks(num_ranks).run(delayed_cases, num_ranks, torch.float32):
         assert num_cases > 20
         assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap.comm.plan import ColumnPlan, RowPlan
 from tests.cases import models
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool
@@ -122,3 +124,32 @@ def test_the_disable_options_reach_their_layers_in_every_family(
     for found in ranks(2).run(pipelines, family, disable_qkv, disable_fc1):
         expected = {"qkv": off if disable_qkv else on, "fc1": off if disable_fc1 else on, "projection": on}
         assert found == expected
+
+
+UNUSUAL = {
+    "chunks": (
+        ColumnPlan(forward="ring:3", dgrad="exchange:2", wgrad="ring:2"),
+        RowPlan(forward="exchange:3", dgrad="ring:2"),
+    ),
+    "groups": (
+        ColumnPlan(forward="grouped", dgrad="bulk", wgrad="grouped"),
+        RowPlan(forward="reduce", dgrad="grouped"),
+    ),
+    "kept": (ColumnPlan(forward="grouped", dgrad="exchange", keeps="gathered"), RowPlan(forward="bulk", dgrad="ring")),
+}
+
+
+def check_plans(num_ranks: int, family: str, name: str) -> list[str]:
+    column, row = UNUSUAL[name]
+    with (
+        patch("shiplap.tensor_parallel.linear.column_plan", lambda *_, **__: column),
+        patch("shiplap.tensor_parallel.linear.row_plan", lambda *_: row),
+    ):
+        return check(num_ranks, "overlap", family, "none")
+
+
+@pytest.mark.parametrize("name", list(UNUSUAL))
+@pytest.mark.parametrize("family", ["gpt2", "llama3, 3 key-value heads", "mixtral", "mixtral, all experts"])
+def test_whole_models_are_right_under_every_method(ranks: Callable[[int], RankPool], *, family: str, name: str) -> None:
+    for failures in ranks(4).run(check_plans, 4, family, name):
+        assert not failures, "\n".join(failures)

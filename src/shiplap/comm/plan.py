@@ -10,8 +10,22 @@ A parallel linear layer communicates at these sites, each done by one method of 
 | Row | `forward` | reduce-scatter of y | forward |
 | Row | `dgrad` | all-gather of dy, used by wgrad too | dgrad |
 
-The switches' pipelines are `ring` and `exchange`. Only a replaced plan uses `reduce`, whose shards leave in the same
-order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).
+The methods, as strings; some take numbers after a colon:
+
+| method | sites | what it does |
+|---|---|---|
+| `sequential` | all | one after the other |
+| `bulk` | `dgrad`, `wgrad` of Column | one collective, behind the product next to it |
+| `ring`, `ring:c` | gathers, Column `wgrad` | round a ring, each shard behind the product before it; c chunks a shard |
+| `grouped`, `grouped:1,1,2` | gathers | straight from rank to rank; so many shards a product, the own one first |
+| `exchange`, `exchange:c` | scatters | straight from rank to rank, one sum in rank order; c chunks a shard |
+| `reduce` | scatters | a reduction to each rank in turn |
+
+The switches' pipelines are `ring` and `exchange`; the others come with a replaced plan. With `reduce` shards leave in
+the same order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).
+
+What a Column layer keeps for wgrad is a choice too: its `shard` of x, which is gathered again in backward, or x as it
+was `gathered` in forward, R times as much memory and no second gather.
 
 Without sequence parallelism every site is `replicated`: activations are whole on each rank, so a gather is nothing
 and a scatter is an all-reduce.
@@ -22,26 +36,25 @@ from typing import Literal
 
 from shiplap.config.model_parallel import ModelParallelConfig
 
-GatherMethod = Literal["replicated", "sequential", "ring"]
-ScatterMethod = Literal["replicated", "sequential", "bulk", "reduce", "exchange"]
-PrefetchMethod = Literal["replicated", "sequential", "bulk"]
+Keeps = Literal["shard", "gathered"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPlan:
-    """The methods at a column-parallel layer's three sites."""
+    """The methods at a column-parallel layer's three sites, and what it keeps for wgrad."""
 
-    forward: GatherMethod = "replicated"
-    dgrad: ScatterMethod = "replicated"
-    wgrad: PrefetchMethod = "replicated"
+    forward: str = "replicated"
+    dgrad: str = "replicated"
+    wgrad: str = "replicated"
+    keeps: Keeps = "shard"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
     """The methods at a row-parallel layer's two sites."""
 
-    forward: ScatterMethod = "replicated"
-    dgrad: GatherMethod = "replicated"
+    forward: str = "replicated"
+    dgrad: str = "replicated"
 
 
 def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) -> ColumnPlan:
@@ -56,7 +69,7 @@ def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) 
         return ColumnPlan()
     overlap = config.tp_comm_overlap
     pipeline = overlap and not disable_pipeline
-    dgrad: ScatterMethod = "sequential"
+    dgrad = "sequential"
     if overlap and config.tp_comm_bulk_dgrad:
         dgrad = "bulk"
     if pipeline and config.tp_comm_overlap_rs_dgrad:
@@ -65,6 +78,7 @@ def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) 
         forward="ring" if pipeline and config.tp_comm_overlap_ag else "sequential",
         dgrad=dgrad,
         wgrad="bulk" if overlap and config.tp_comm_bulk_wgrad else "sequential",
+        keeps="gathered" if config.tp_comm_keep_gathered else "shard",
     )
 
 

@@ -32,6 +32,11 @@ class ModelParallelConfig:
     virtual_pipeline_parallel_size: int = option(
         1, "Model chunks per pipeline stage. Needs PP > 1.", flag="virtual-pipeline-parallel"
     )
+    tp_comm_keep_gathered: bool = option(
+        False,
+        "Column layers keep their input for wgrad as it was gathered in forward: TP times the memory, and no second "
+        "all-gather. With or without overlap. Needs --sequence-parallel.",
+    )
     tp_comm_overlap: bool = option(
         False, "Master switch: hide TP communication behind matrix products. Needs --sequence-parallel."
     )
@@ -75,6 +80,11 @@ class ModelParallelConfig:
             raise UserError(
                 "--tp-comm-overlap hides the all-gathers and reduce-scatters of sequence parallelism, so it needs "
                 "--sequence-parallel (and --tensor-parallel > 1). Add it, or drop --tp-comm-overlap."
+            )
+        if self.tp_comm_keep_gathered and not self.sequence_parallel:
+            raise UserError(
+                "--tp-comm-keep-gathered keeps what sequence parallelism gathers, so it needs --sequence-parallel. "
+                "Add it, or drop --tp-comm-keep-gathered."
             )
         if self.virtual_pipeline_parallel_size > 1 and self.pipeline_parallel_size == 1:
             raise UserError(

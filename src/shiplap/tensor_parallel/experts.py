@@ -73,9 +73,6 @@ def _wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: torch.dtype) -> Tensor
     return grad.flatten(0, 1).to(dtype)
 
 
-_ALL = slice(None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Experts:
     assignment: Assignment
@@ -85,13 +82,13 @@ class _Experts:
         """Itself: it holds no weight."""
         return self
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
         """`[E O, I]`."""
         raise NotImplementedError
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
         """Add to `main_grad [E O, I]`."""
-        main_grad.add_(self.wgrad(dy, x, dtype=main_grad.dtype))
+        main_grad.add_(self.wgrad(dy, x, rows=rows, dtype=main_grad.dtype))
 
 
 class ToExperts(_Experts):
@@ -116,9 +113,9 @@ class ToExperts(_Experts):
         weights = self.assignment.by_expert(weight)
         _collect(dy.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""
-        slots, ends = self.assignment.sorted_slots(_ALL)
+        slots, ends = self.assignment.sorted_slots(rows)
         tokens = x.flatten(0, -2)[slots // self.assignment.num_slots]
         return _wgrad(dy.flatten(0, -2)[slots], tokens, ends, dtype=dtype)
 
@@ -145,8 +142,8 @@ class FromExperts(_Experts):
         weights = self.assignment.by_expert(weight)
         _spread(dy.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""
-        slots, ends = self.assignment.sorted_slots(_ALL)
+        slots, ends = self.assignment.sorted_slots(rows)
         tokens = dy.flatten(0, -2)[slots // self.assignment.num_slots]
         return _wgrad(tokens, x.flatten(0, -2)[slots], ends, dtype=dtype)

@@ -14,18 +14,20 @@ In names a lower-case `s` marks the sequence shard `[S/R, …]`, a capital `S` t
 "Gather" and "scatter" are what the layer's plan says (`shiplap.comm.plan`): overlapped, one after the other, or,
 without sequence parallelism, nothing and an all-reduce.
 
-Kept for backward: Column its shard of x, Row its x as it came, unless the product says that it needs less; in the dtype
-that it was multiplied in, and only if the weight needs a gradient. The weight is kept as the parameter itself. What
-overlaps changes nothing in this.
+Kept for backward: Column its shard of x, or the gathered x where the plan says so, Row its x as it came, unless the
+product says that it needs less; in the dtype that it was multiplied in, and only if the weight needs a gradient. The
+weight is kept as the parameter itself. What overlaps changes nothing in this.
 
 `y = x Wᵀ` stands for whatever the pattern's product computes (`shiplap.tensor_parallel.product`).
 
-Order: every rank communicates in the order in which this file does it, whatever the plan: Column backward first gathers
-x, then scatters dx. On CUDA everything runs on the current stream, which must be the one that the inputs were made on.
+Order: every rank communicates in the order in which this file does it: Column backward first gathers x, then scatters
+dx; or, where wgrad is pipelined, the other way round. All ranks have the same plan. On CUDA everything runs on the
+current stream, which must be the one that the inputs were made on.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shiplap.comm.collectives import Group, Pending, size_of
-from shiplap.comm.overlap import gather_and_consume, prefetch, produce_and_scatter
+from shiplap.comm.overlap import Consume, gather_and_consume, is_prefetched, prefetch, produce_and_scatter
 from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
 from shiplap.tensor_parallel.product import DENSE, Product
@@ -51,14 +53,38 @@ class _Wgrad:
     complete: Callable[[Tensor], Tensor] | None
 
     def __call__(self, dy: Tensor, x: Tensor) -> Tensor | None:
+        """From the whole sequence at once."""
+        if self.main_grad is not None and self.complete is None:
+            self.product.accumulate_wgrad(dy, x, rows=_ALL, main_grad=self.main_grad)
+            return None
+        dtype = self.dtype if self.main_grad is None else self.main_grad.dtype
+        return self._deliver(self.product.wgrad(dy, x, rows=_ALL, dtype=dtype))
+
+    def in_parts(self, dy: Tensor, gather: Callable[[Consume], Tensor]) -> Tensor | None:
+        """From parts of x as they arrive: the gather is hidden behind the products that use it."""
+        total = self.main_grad if self.complete is None else None
+        dtype = torch.promote_types(self.dtype, torch.float32) if self.main_grad is None else self.main_grad.dtype
+
+        def add(rows: slice, x: Tensor) -> None:
+            nonlocal total
+            if total is None:
+                total = self.product.wgrad(dy[rows], x, rows=rows, dtype=dtype)
+            else:
+                self.product.accumulate_wgrad(dy[rows], x, rows=rows, main_grad=total)
+
+        gather(add)
+        assert total is not None
+        return None if total is self.main_grad else self._deliver(total.to(self.dtype))
+
+    def _deliver(self, dw: Tensor) -> Tensor | None:
+        dw = dw if self.complete is None else self.complete(dw)
         if self.main_grad is None:
-            dw = self.product.wgrad(dy, x, dtype=self.dtype)
-            return dw if self.complete is None else self.complete(dw)
-        if self.complete is None:
-            self.product.accumulate_wgrad(dy, x, main_grad=self.main_grad)
-        else:
-            self.main_grad.add_(self.complete(self.product.wgrad(dy, x, dtype=self.main_grad.dtype)))
+            return dw
+        self.main_grad.add_(dw)
         return None
+
+
+_ALL = slice(None)
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -94,8 +120,10 @@ class ColumnPattern:
             if kept_S is not None:
                 kept_S[rows] = part[..., columns]
 
-        gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
-        return y_S, x_s if keep and columns is None else kept_S
+        x_S = gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
+        if keep and columns is None:
+            kept_S = x_s if self.plan.keeps == "shard" else x_S
+        return y_S, kept_S
 
     def backward(
         self,
@@ -107,10 +135,10 @@ class ColumnPattern:
         bias_dtype: torch.dtype | None,
     ) -> Gradients:
         """`[S, …, O/R]` to `[S/R, …, I]`, `[O/R, I]` and `[O/R]`; None for what is not needed."""
+        is_gathered = self.plan.keeps == "gathered" or self.product.kept_columns is not None
         x_S = None
-        if kept is not None:
-            gathered = self.product.kept_columns is not None
-            x_S = Pending(kept) if gathered else prefetch(self.plan.wgrad, kept, group=self.group)
+        if kept is not None and (is_gathered or is_prefetched(self.plan.wgrad)):
+            x_S = Pending(kept) if is_gathered else prefetch(self.plan.wgrad, kept, group=self.group)
         dx_s = None
         if weight is not None:
             product = self.product.to(weight.dtype)
@@ -120,7 +148,11 @@ class ColumnPattern:
 
             shape = torch.Size([dy_S.shape[0], *product.input_dims(dy_S.shape[1:], weight)])
             dx_s = produce_and_scatter(self.plan.dgrad, multiply, shape, like=dy_S, group=self.group)
-        dw = None if x_S is None else wgrad(dy_S, x_S.wait())
+        dw = None
+        if x_S is not None:
+            dw = wgrad(dy_S, x_S.wait())
+        elif kept is not None:
+            dw = wgrad.in_parts(dy_S, partial(gather_and_consume, self.plan.wgrad, kept, group=self.group))
         db = None
         if bias_dtype is not None:
             db = functional.bias_grad(dy_S, dtype=bias_dtype)

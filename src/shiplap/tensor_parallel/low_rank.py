@@ -94,12 +94,12 @@ class LowRankProduct:
         for part in self.parts:
             torch.mm(dy[:, part.outputs], weight[part.up], out=dh[:, part.down])
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
         """`dyᵀ h` of the adapted parts, one below the other."""
         grads = [functional.wgrad(dy[..., p.outputs], x[..., p.down], dtype=dtype) for p in self.parts]
         return torch.cat(grads)
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
         """Add `dyᵀ h`."""
         for p in self.parts:
             functional.accumulate_wgrad(dy[..., p.outputs], x[..., p.down], main_grad=main_grad[p.up])

@@ -45,11 +45,11 @@ class Product(Protocol):
     def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
         """Write the input's gradient of these rows."""
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """The weight's gradient over the whole sequence."""
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+        """The part of the weight's gradient that comes from these rows."""
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
-        """Add the weight's gradient over the whole sequence to `main_grad`, in its dtype."""
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
+        """Add the part of the weight's gradient that comes from these rows to `main_grad`, in its dtype."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Dense:
         """`dy W`."""
         functional.dgrad(dy, weight, out=out)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x`."""
         return functional.wgrad(dy, x, dtype=dtype)
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
         """`dyᵀ x`, straight from the product where the device can."""
         functional.accumulate_wgrad(dy, x, main_grad=main_grad)
 

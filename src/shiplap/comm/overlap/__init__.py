@@ -11,53 +11,65 @@ reference. Ideas: Wang et al. 2023 (ASPLOS, "Overlap communication with dependen
 the pipelines; Korthikanti et al. 2022 for the collectives of sequence parallelism.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
-from shiplap.comm.overlap import bulk, exchange, reduce, replicated, ring, sequential
-from shiplap.comm.plan import GatherMethod, PrefetchMethod, ScatterMethod
+from shiplap.comm.overlap import bulk, exchange, grouped, reduce, replicated, ring, sequential
 
 Consume = Callable[[slice, Tensor], None]
 Produce = Callable[[slice, Tensor], None]
 
-
-_GatherAndConsume = Callable[[Tensor, Consume, Group], Tensor]
-_ProduceAndScatter = Callable[[Produce, torch.Size, Tensor, Group], Pending]
-
-_GATHER: dict[GatherMethod, _GatherAndConsume] = {
+_GATHER: Mapping[str, Callable[..., Tensor]] = {
     "replicated": replicated.gather_and_consume,
     "sequential": sequential.gather_and_consume,
     "ring": ring.gather_and_consume,
+    "grouped": grouped.gather_and_consume,
 }
-_SCATTER: dict[ScatterMethod, _ProduceAndScatter] = {
+_SCATTER: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.produce_and_scatter,
     "sequential": sequential.produce_and_scatter,
     "bulk": bulk.produce_and_scatter,
     "reduce": reduce.produce_and_scatter,
     "exchange": exchange.produce_and_scatter,
 }
-_PREFETCH: dict[PrefetchMethod, Callable[[Tensor, Group], Pending]] = {
+_PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.prefetch,
     "sequential": sequential.prefetch,
     "bulk": bulk.prefetch,
 }
+_WITH_NUMBERS = ("ring", "grouped", "exchange")
+_Result = TypeVar("_Result")
 
 
-def gather_and_consume(method: GatherMethod, x_sBH: Tensor, consume: Consume, *, group: Group) -> Tensor:
+def _call(table: Mapping[str, Callable[..., _Result]], method: str, *arguments: object) -> _Result:
+    """Call a method by its name, with the numbers that stand behind a colon."""
+    name, _, numbers = method.partition(":")
+    if name not in table:
+        raise ValueError(f"There is no method {method} here; there is {', '.join(table)}.")
+    if not numbers:
+        return table[name](*arguments)
+    if name not in _WITH_NUMBERS:
+        raise ValueError(f"The method {name} takes no numbers, got {method}.")
+    return table[name](*arguments, numbers=[int(number) for number in numbers.split(",")])
+
+
+def gather_and_consume(method: str, x_sBH: Tensor, consume: Consume, *, group: Group) -> Tensor:
     """Gather `x_sBH [S/R, …]` and hand it to `consume` as it arrives.
 
     Returns:
         The whole `[S, …]`, for a caller that has another use for it.
+
+    Raises:
+        ValueError: there is no such method, or its numbers do not fit.
     """
-    return _GATHER[method](x_sBH, consume, group)
+    return _call(_GATHER, method, x_sBH, consume, group)
 
 
-def produce_and_scatter(
-    method: ScatterMethod, produce: Produce, out_SBH: torch.Size, *, like: Tensor, group: Group
-) -> Pending:
+def produce_and_scatter(method: str, produce: Produce, out_SBH: torch.Size, *, like: Tensor, group: Group) -> Pending:
     """Produce partial results of shape `out_SBH`, and sum them over the ranks into each rank's shard.
 
     Args:
@@ -69,10 +81,22 @@ def produce_and_scatter(
 
     Returns:
         The shard `[S/R, …]`, which may still be on its way: wait as late as possible.
+
+    Raises:
+        ValueError: there is no such method, or its numbers do not fit.
     """
-    return _SCATTER[method](produce, out_SBH, like, group)
+    return _call(_SCATTER, method, produce, out_SBH, like, group)
 
 
-def prefetch(method: PrefetchMethod, x_sBH: Tensor, *, group: Group) -> Pending:
-    """Start gathering `x_sBH [S/R, …]` into `[S, …]` for a product that comes after the next one."""
-    return _PREFETCH[method](x_sBH, group)
+def prefetch(method: str, x_sBH: Tensor, *, group: Group) -> Pending:
+    """Start gathering `x_sBH [S/R, …]` into `[S, …]` for a product that comes after the next one.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    return _call(_PREFETCH, method, x_sBH, group)
+
+
+def is_prefetched(method: str) -> bool:
+    """Whether a Column layer's `wgrad` site gathers all of x beforehand, rather than under wgrad itself."""
+    return method in _PREFETCH
