@@ -6,7 +6,8 @@ Run it on every rank, for example on two hosts with a link of 1 Gbit/s between t
 
 One round runs every variant once, in an order that rotates; a variant's time in a round is that of its slowest rank.
 Reported are medians, quartiles, and the median of the per-round ratio to sequential. `gemm` is the products alone,
-`comm` the collectives of the sequential step alone, `exchange` the same shards moved by send and receive.
+`comm` the collectives of the sequential step alone, `exchange` the same shards moved by send and receive. `chunks` is
+`overlap, rs_dgrad` with four chunks a shard; `kept` keeps the gathered x instead of gathering it again.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from shiplap import ColumnParallelLinear, GlobalEnv, ModelParallelConfig, RowParallelLinear, init_all_env
 from shiplap.comm.collectives import all_gather, batch_send_recv, reduce_scatter
+from shiplap.comm.plan import ColumnPlan, RowPlan
 
 Step = Callable[[], None]
 
@@ -134,11 +136,17 @@ def build_steps(arguments: argparse.Namespace) -> dict[str, Step]:
         "sequential": sequential,
         "overlap": overlap,
         "overlap, rs_dgrad": replace(overlap, tp_comm_overlap_rs_dgrad=True),
+        "sequential, kept": replace(sequential, tp_comm_keep_gathered=True),
+        "rs_dgrad, kept": replace(overlap, tp_comm_overlap_rs_dgrad=True, tp_comm_keep_gathered=True),
     }
     mlps: dict[str, nn.Module] = {}
     for name, config in configs.items():
         torch.manual_seed(0)
         mlps[name] = MLP(arguments.hidden, arguments.ffn, config)
+    torch.manual_seed(0)
+    mlps["chunks"] = chunked = MLP(arguments.hidden, arguments.ffn, overlap)
+    chunked.fc1.plan = ColumnPlan(forward="ring:4", dgrad="exchange:4", wgrad="bulk")
+    chunked.fc2.plan = RowPlan(forward="exchange:4", dgrad="ring:4")
     reference = mlps["sequential"]
     assert isinstance(reference, MLP)
     mlps["DTensor"] = dtensor_mlp(reference)
