@@ -12,8 +12,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-VARIANTS = ("sequential", "DTensor", "overlap", "overlap, rs_dgrad")
-COLORS = ("0.6", "0.4", "tab:blue", "#0b7285")
+VARIANTS = {
+    "sequential": "sequential",
+    "DTensor": "DTensor",
+    "overlap": "overlap",
+    "overlap, rs_dgrad": "and\nrs_dgrad",
+    "chunks": "in 4\nchunks",
+    "rs_dgrad, kept": "rs_dgrad,\nkept x",
+}
+COLORS = ("0.6", "0.4", "tab:blue", "#0b7285", "#2b8a3e", "#5c940d")
 
 
 def draw(axes: Axes, record: dict[str, Any]) -> None:
@@ -22,7 +29,7 @@ def draw(axes: Axes, record: dict[str, Any]) -> None:
     medians = [quartiles[name][1] for name in VARIANTS]
     spread = [[quartiles[name][1] - quartiles[name][0] for name in VARIANTS]]
     spread.append([quartiles[name][2] - quartiles[name][1] for name in VARIANTS])
-    bars = axes.bar(VARIANTS, medians, yerr=spread, color=COLORS, capsize=4)
+    bars = axes.bar(list(VARIANTS.values()), medians, yerr=spread, color=COLORS, capsize=4)
     for bar, median in zip(bars, medians, strict=True):
         label = f"{median:.0f} ms\n{medians[0] / median:.2f}×"
         axes.annotate(label, (bar.get_x() + bar.get_width() / 2, 0.04 * max(medians)), ha="center", color="white")
@@ -43,7 +50,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="PNG")
     arguments = parser.parse_args()
     records = [json.loads(path.read_text()) for path in arguments.records]
-    figure = Figure(figsize=(4.6 * len(records), 4), layout="constrained")
+    figure = Figure(figsize=(5.4 * len(records), 4), layout="constrained")
     for axes, record in zip(figure.subplots(1, len(records), squeeze=False)[0], records, strict=True):
         draw(axes, record)
     sizes = f"S={records[0]['sequence']}, H={records[0]['hidden']}, F={records[0]['ffn']}"

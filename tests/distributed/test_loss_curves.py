@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap.comm.exposed import ExposedTime
 from shiplap.config import DataOptions, OptimizerOptions
 from shiplap.config.presets import preset
 from shiplap.data import open_data
@@ -55,6 +56,7 @@ def losses(family: str, config: ModelParallelConfig) -> list[float]:
         dtype="float32",
         balance_coefficient=0.0,
         env=env,
+        exposed=ExposedTime(env.device),
     )
     curve = [step(i, [data.batches.train_batch(i, micro) for micro in range(2)]).loss for i in range(STEPS)]
     destroy_all_env()

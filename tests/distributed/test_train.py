@@ -238,3 +238,14 @@ def test_the_rank_that_failed_by_itself_is_named(tmp_path: Path, failures: list[
     error = WorkerError(rank, failure.exitcode)
     assert "rank 1" in str(error)
     assert error.exit_code == (137 if failure.exitcode == -signal.SIGKILL else 1)
+
+
+def test_exposed_communication_is_reported_where_there_is_some(ranks: Ranks, corpus: str, tmp_path: Path) -> None:
+    flags = f"--data {corpus} --batch-size 8 --num-iteration 2"
+    alone = metrics(ranks(1), f"{MODEL} {flags}", tmp_path / "alone")
+    assert [line["exposed_tp_comm_ms"] for line in alone] == [0.0, 0.0]
+    for name, topology in (("TP", "--tensor-parallel 2"), ("overlap", f"--tensor-parallel 2 {OVERLAP}")):
+        for line in metrics(ranks(2), f"{MODEL} {flags} {topology}", tmp_path / name):
+            assert 0.0 < line["exposed_tp_comm_ms"] < line["step_ms"]
+            share = 100 * line["exposed_tp_comm_ms"] / line["step_ms"]
+            assert line["exposed_tp_comm_percent"] == pytest.approx(share)

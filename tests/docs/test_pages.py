@@ -18,7 +18,13 @@ TRAIN = [c for c in [*commands("bash"), *commands("console")] if "shiplap train"
 # A block's commands run one after the other in one folder: later ones use what earlier ones made.
 RUN = [block for block in blocks("bash") if any(c.startswith("shiplap ") for c in block.commands())]
 
-SAYS = {"train": "run folder", "generate": "def ", "convert": "written"}
+SAYS = {
+    "train": "run folder",
+    "generate": "def ",
+    "convert": "written",
+    "explain": "overlap with a product",
+    "verify": "PASS: ",
+}
 
 
 def run(arguments: list[str], folder: Path, timeout: float = 300) -> str:

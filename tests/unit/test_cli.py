@@ -188,7 +188,18 @@ def test_a_run_shows_and_writes_everything(shiplap_command: Command, tmp_path: P
     assert [line["step"] for line in lines] == [1, 2, 2, 3, 3]
     steps = [line for line in lines if "train_loss" in line]
     assert all(
-        set(line) == {"step", "train_loss", "learning_rate", "grad_norm", "step_ms", "tokens_per_s"} for line in steps
+        set(line)
+        == {
+            "step",
+            "train_loss",
+            "learning_rate",
+            "grad_norm",
+            "step_ms",
+            "tokens_per_s",
+            "exposed_tp_comm_ms",
+            "exposed_tp_comm_percent",
+        }
+        for line in steps
     )
     assert [set(line) for line in lines if "val_loss" in line] == [{"step", "val_loss"}] * 2
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -31,10 +31,24 @@ def _convert(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
+def _verify(arguments: Sequence[str]) -> int:
+    from shiplap.cli.verify import run
+
+    return run(arguments)
+
+
+def _explain(arguments: Sequence[str]) -> int:
+    from shiplap.cli.explain import run
+
+    return run(arguments)
+
+
 _VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "Train a model: shiplap train gpt2 --help"),
     "generate": (_generate, "Write text with a model: shiplap generate DIR --prompt TEXT"),
     "convert": (_convert, "Write a model as a Hugging Face directory: shiplap convert SOURCE DESTINATION"),
+    "verify": (_verify, "Check that the layers are right on this machine: shiplap verify --tensor-parallel 2"),
+    "explain": (_explain, "Show what overlaps in training, and why not where it does not: shiplap explain gpt2 --help"),
 }
 
 

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from shiplap.cli.errors import report
+from shiplap.cli.family import split_family
 from shiplap.cli.options import parse_config
-from shiplap.cli.suggest import did_you_mean
-from shiplap.config import TrainConfig, UserError
-from shiplap.config.presets import PRESETS
+from shiplap.config import TrainConfig
 from shiplap.topology import layout_for
 from shiplap.topology.global_env import under_torchrun
 from shiplap.topology.handshake import AgreedError
@@ -17,9 +16,7 @@ from shiplap.train.save_folders import claim_save_folders
 from shiplap.train.setup import set_up
 from shiplap.train.trainer import train
 
-_USAGE = f"""usage: shiplap train {"|".join(PRESETS)} [OPTIONS]
-
-Train a model. `shiplap train {next(iter(PRESETS))} --help` lists the options."""
+_DESCRIPTION = "Train a model."
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -28,15 +25,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         UserError: something that the user can mend.
     """
-    if not arguments:
-        raise UserError(f"train needs the name of a model: {', '.join(PRESETS)}. For example: shiplap train gpt2")
-    family, *flags = arguments
-    if family in ("-h", "--help"):
-        print(_USAGE)
+    split = split_family("train", _DESCRIPTION, arguments)
+    if split is None:
         return 0
-    if family not in PRESETS:
-        raise UserError(f"train: there is no model {family}{did_you_mean(family, PRESETS)}")
-    config = parse_config(TrainConfig, flags, prog=f"shiplap train {family}", description="Train a model.")
+    family, flags = split
+    config = parse_config(TrainConfig, flags, prog=f"shiplap train {family}", description=_DESCRIPTION)
     num_workers = config.run.nproc or config.parallel.model_parallel_size
     if under_torchrun() or num_workers == 1:
         return _train_here(family, config)

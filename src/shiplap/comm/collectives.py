@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shiplap.comm.exposed import one_wait
 from shiplap.topology.rank_group import RankGroup
 
 Group = RankGroup | None
@@ -49,8 +50,10 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The finished tensor."""
-        for work in self._works:
-            work.wait()
+        if self._works:
+            with one_wait():
+                for work in self._works:
+                    work.wait()
         self._works = self._reads = ()
         return self._value
 

@@ -61,6 +61,11 @@ class ModelParallelConfig:
         False,
         "At FC1, no forward all-gather pipeline and no dgrad/reduce-scatter pipeline. Bulk overlap stays.",
     )
+    tp_comm_strict: bool = option(
+        False,
+        "Refuse to train if a --tp-comm option is on and acts at no layer; the error lists where it could act, and why "
+        "it does not.",
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, by the name of the flag."""

@@ -16,8 +16,8 @@ class AgreedError(UserError):
     """A mistake that every rank knows of, so that one of them can report it for all."""
 
 
-def _gather(text: str) -> list[str]:
-    """What every rank says, in rank order. These objects come from our own ranks, over our own group."""
+def gather_texts(text: str) -> list[str]:
+    """What every rank says, in rank order; on every rank. These objects come from our own ranks, over our own group."""
     if not dist.is_initialized():
         return [text]
     said: list[str | None] = [None] * dist.get_world_size()
@@ -37,7 +37,7 @@ def fail_together() -> Iterator[None]:
         yield
     except UserError as error:
         found = str(error)
-    answers = _gather(found)
+    answers = gather_texts(found)
     if not any(answers):
         return
     if len(set(answers)) == 1:
@@ -54,7 +54,7 @@ def check_same_everywhere(settings: Mapping[str, object]) -> None:
     """
     with fail_together():
         for name, value in settings.items():
-            values = _gather(repr(value))
+            values = gather_texts(repr(value))
             if len(set(values)) > 1:
                 differing = "; ".join(f"{_ranks(values, v)}: {v}" for v in dict.fromkeys(values))
                 raise UserError(f"All ranks must be started alike, but they differ in {name}: {differing}.")

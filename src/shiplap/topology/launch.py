@@ -38,14 +38,16 @@ class WorkerError(Exception):
     Attributes:
         rank: the worker that failed first.
         exit_code: what the parent should exit with; 128 + N after signal N, as in a shell.
+        has_raised: whether it ended in an exception, rather than with an exit code of its own choice.
     """
 
-    def __init__(self, rank: int, exit_code: int) -> None:
+    def __init__(self, rank: int, exit_code: int, *, has_raised: bool = True) -> None:
         """Taken from the process's exit code, negative after a signal."""
         how = f"exit code {exit_code}" if exit_code > 0 else f"killed by {signal.Signals(-exit_code).name}"
         super().__init__(f"rank {rank} failed ({how}); the other ranks were stopped.")
         self.rank = rank
         self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
+        self.has_raised = has_raised
 
 
 def check_devices(device: str, num_workers: int) -> None:
@@ -94,7 +96,8 @@ def start_workers(argv: Sequence[str], num_workers: int) -> None:
             elastic_launch(config, sys.executable)("-m", "shiplap", *argv)
         except ChildFailedError as error:
             rank, failure = first_failure(error)
-            raise WorkerError(rank, failure.exitcode) from None
+            has_raised = Path(failure.error_file).is_file()
+            raise WorkerError(rank, failure.exitcode, has_raised=has_raised) from None
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None

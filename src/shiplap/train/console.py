@@ -29,6 +29,7 @@ class PlainLines(Report):
         self.show_step(
             f"step {record.step}/{self._num_steps} | train loss {record.train_loss:.4f} | "
             f"lr {record.learning_rate:.2e} | {record.step_ms:.1f} ms | {record.tokens_per_s:.0f} tok/s"
+            + (f" | exposed comm {record.exposed_tp_comm_percent:.0f} %" if record.exposed_tp_comm_ms else "")
             + (f" | busiest expert {_busiest(record.tokens_per_expert)}" if record.tokens_per_expert else "")
         )
 

@@ -16,6 +16,9 @@ class StepRecord:
         grad_norm: of the whole model, before clipping.
         step_ms: the whole step, in milliseconds.
         tokens_per_s: over all ranks.
+        exposed_tp_comm_ms: in which rank 0 could do nothing but wait for tensor-parallel communication. On CUDA it is
+            measured in every tenth step only.
+        exposed_tp_comm_percent: of `step_ms`.
         balance_loss: with experts, how evenly they are used: as many as a token takes if evenly, more if not. It is
             added to the cross-entropy with the weight that the configuration says.
         tokens_per_expert: with experts, how many tokens went to each, a list for each layer; of all ranks.
@@ -27,6 +30,8 @@ class StepRecord:
     grad_norm: float
     step_ms: float
     tokens_per_s: float
+    exposed_tp_comm_ms: float | None = None
+    exposed_tp_comm_percent: float | None = None
     balance_loss: float | None = None
     tokens_per_expert: list[list[int]] | None = None
 

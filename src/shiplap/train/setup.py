@@ -14,6 +14,9 @@ from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
 from shiplap.topology import RankLayout
 from shiplap.train.save_folders import check_save_folders
+from shiplap.train.sites import sites_of_run
+from shiplap.train.skeleton import skeleton
+from shiplap.train.strict import check_strict
 
 # Files that a tokenizer may consist of, of which shiplap can read none.
 _OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer_config.json")
@@ -48,13 +51,9 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
     """Check the sizes against each other and open the data. Communicates nothing.
 
     Raises:
-        UserError: sizes that do not fit together, or data that cannot be used.
+        UserError: sizes that do not fit together, switches that --tp-comm-strict refuses, or data that cannot be used.
     """
-    stages = config.parallel.pipeline_parallel_size
-    if stages > 1:
-        raise UserError(f"--pipeline-parallel {stages} is not supported by train yet; use 1.")
-    model = config.model.resolve(family)
-    model.check_divisible_by(layout.tp)
+    model, adapters = resolve_structure(family, config)
     weights = f"drawn with --seed {config.run.seed}"
     if config.model.hf_checkpoint is not None:
         weights = "from " + check_huggingface(config.model.hf_checkpoint, family=family, config=model)
@@ -63,14 +62,10 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
     if config.model.llmc_filepath is not None:
         weights = f"from {config.model.llmc_filepath}, {read_llmc_header(config.model.llmc_filepath).dtype}"
         _check_tokenizer(config, f"--llmc-filepath {config.model.llmc_filepath}", vocab_size=model.vocab_size)
-    adapters = _adapters(config.lora, family, model)
     check_save_folders(config, family=family, model=model)
+    if config.parallel.tp_comm_strict:
+        check_strict(config.parallel, sites_of_run(skeleton(family, config, model=model, adapters=adapters), config))
     options = config.data
-    if options.sequence_length > model.max_sequence_length:
-        raise UserError(
-            f"--sequence-length {options.sequence_length} is longer than the model's --max-sequence-length "
-            f"{model.max_sequence_length}. Shorten the one, or raise the other."
-        )
     num_micro_batches = options.num_micro_batches(layout.dp)
     data = open_data(
         options,
@@ -90,6 +85,27 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         num_micro_batches=num_micro_batches,
         tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.dp,
     )
+
+
+def resolve_structure(family: str, config: TrainConfig) -> tuple[TransformerConfig, Adapters | None]:
+    """The model's sizes and what is trained beside its weights, checked against the topology.
+
+    Needs no data, and of a checkpoint the headers only.
+
+    Raises:
+        UserError: sizes that do not fit together.
+    """
+    stages = config.parallel.pipeline_parallel_size
+    if stages > 1:
+        raise UserError(f"--pipeline-parallel {stages} is not supported by train yet; use 1.")
+    model = config.model.resolve(family)
+    model.check_divisible_by(config.parallel.tensor_parallel_size)
+    if config.data.sequence_length > model.max_sequence_length:
+        raise UserError(
+            f"--sequence-length {config.data.sequence_length} is longer than the model's --max-sequence-length "
+            f"{model.max_sequence_length}. Shorten the one, or raise the other."
+        )
+    return model, _adapters(config.lora, family, model)
 
 
 def _adapters(options: LoraOptions, family: str, model: TransformerConfig) -> Adapters | None:

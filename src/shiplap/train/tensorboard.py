@@ -21,6 +21,9 @@ class TensorBoardEvents(Report):
         self._add("optimizer/grad_norm", record.grad_norm, record.step)
         self._add("speed/step_ms", record.step_ms, record.step)
         self._add("speed/tokens_per_s", record.tokens_per_s, record.step)
+        if record.exposed_tp_comm_ms is not None and record.exposed_tp_comm_percent is not None:
+            self._add("speed/exposed_tp_comm_ms", record.exposed_tp_comm_ms, record.step)
+            self._add("speed/exposed_tp_comm_percent", record.exposed_tp_comm_percent, record.step)
         if record.balance_loss is not None:
             self._add("experts/balance_loss", record.balance_loss, record.step)
         for layer, counts in enumerate(record.tokens_per_expert or []):

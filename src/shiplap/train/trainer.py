@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from shiplap.comm.exposed import ExposedTime
 from shiplap.config import TrainConfig
 from shiplap.data_parallel import replicate
 from shiplap.models.decoder import DecoderModel
@@ -19,6 +20,8 @@ from shiplap.train.sample import prompt_of, sample, text_of
 from shiplap.train.save_folders import claim_save_folders
 from shiplap.train.saving import save_what_is_due
 from shiplap.train.setup import Setup, set_up, settings
+from shiplap.train.site_table import site_table
+from shiplap.train.sites import sites_of_run
 from shiplap.train.step import TrainStep
 from shiplap.train.validation import validation_loss
 
@@ -44,12 +47,19 @@ def train(family: str, config: TrainConfig) -> None:
         model = make_model(setup, env)
         reports = Reports([])
         if folder is not None:
-            headline = f"{env.overview()}\n{describe(setup, model)}\nrun folder: {folder}"
+            headline = f"{env.overview()}\n{describe(setup, model)}\n{_overlap_table(model, setup)}run folder: {folder}"
             reports = open_outputs(setup, folder, layout=env.layout, headline=headline)
         try:
             _Run(setup=setup, env=env, model=model, reports=reports).loop()
         finally:
             reports.close()
+
+
+def _overlap_table(model: DecoderModel, setup: Setup) -> str:
+    """What the model's layers communicate, a line for each kind and site; nothing where one rank does everything."""
+    if setup.config.parallel.tensor_parallel_size == 1:
+        return ""
+    return site_table(sites_of_run(model, setup.config)) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +80,14 @@ class _Run:
             dtype=config.run.dtype,
             balance_coefficient=self.setup.model.router_aux_loss_coefficient,
             env=self.env,
+            exposed=ExposedTime(self.env.device),
         )
         for step in range(num_steps):
             started = time.perf_counter()
             result = take_step(step, self._read(step))
             seconds = time.perf_counter() - started
+            exposed = result.exposed_tp_comm_ms
+            percent = None if exposed is None else 0.1 * exposed / seconds
             self.reports.on_step(
                 StepRecord(
                     step=step + 1,
@@ -83,6 +96,8 @@ class _Run:
                     grad_norm=result.grad_norm,
                     step_ms=1000 * seconds,
                     tokens_per_s=self.setup.tokens_per_step / seconds,
+                    exposed_tp_comm_ms=exposed,
+                    exposed_tp_comm_percent=percent,
                     balance_loss=result.balance_loss,
                     tokens_per_expert=result.tokens_per_expert,
                 )

@@ -1,0 +1,59 @@
+"""What overlaps in a training run, and why not where it does not; without ranks, data or memory for the model."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from shiplap.config import TrainConfig
+from shiplap.train.setup import resolve_structure
+from shiplap.train.site_table import in_bytes, site_table
+from shiplap.train.sites import Site, sites_of_run
+from shiplap.train.skeleton import skeleton
+
+_WIDTH = 120
+
+
+def explain(family: str, config: TrainConfig) -> list[Site]:
+    """Every site of every kind of layer of the model that `shiplap train` would train with the same options.
+
+    Args:
+        family: a key of `shiplap.models.registry.FAMILIES`.
+        config: the run.
+
+    Raises:
+        UserError: sizes that do not fit together, or a checkpoint whose headers cannot be read.
+    """
+    model, adapters = resolve_structure(family, config)
+    return sites_of_run(skeleton(family, config, model=model, adapters=adapters), config)
+
+
+def as_text(family: str, config: TrainConfig, sites: Sequence[Site]) -> str:
+    """A heading, the table, and how much of what is sent overlaps; up to 120 columns wide."""
+    size, data = config.parallel.tensor_parallel_size, config.data
+    tokens = f"{data.batch_size} × {data.sequence_length} tokens"
+    if config.parallel.sequence_parallel and data.sequence_length % size:
+        tokens += f" (padded to {data.sequence_length + -data.sequence_length % size})"
+    sent = sum(site.bytes_per_rank_and_micro_batch for site in sites)
+    overlapping = sum(site.bytes_per_rank_and_micro_batch for site in sites if site.hidden_behind is not None)
+    topology = f"TP {size}" + (" + SP" if config.parallel.sequence_parallel else "")
+    return "\n".join(
+        (
+            f"{family}, {topology}, {config.run.dtype}, micro-batch of {tokens}",
+            "bytes/rank: what each rank sends in one message of one layer",
+            "",
+            site_table(sites, width=_WIDTH),
+            "",
+            f"{in_bytes(overlapping)} of {in_bytes(sent)} sent by each rank in a micro-batch overlap with a product.",
+        )
+    )
+
+
+def as_json_lines(sites: Sequence[Site]) -> str:
+    """One object a line, with the attributes of `Site` for keys."""
+    return "\n".join(
+        json.dumps(
+            dataclasses.asdict(site) | {"bytes_per_rank_and_micro_batch": site.bytes_per_rank_and_micro_batch},
+            ensure_ascii=False,
+        )
+        for site in sites
+    )
