@@ -139,7 +139,10 @@ def test_another_family_is_refused(tmp_path: Path) -> None:
     ("arguments", "named"),
     [
         ("gpt2 --llmc-filepath nowhere.bin", ["nowhere.bin: cannot read it: No such file"]),
-        ("gpt2 --llmc-filepath model.bin", ["--llmc-filepath model.bin", "vocabulary of 37", "--tokenizer"]),
+        (
+            "gpt2 --llmc-filepath model.bin --sequence-length 8",
+            ["--llmc-filepath model.bin", "vocabulary of 37", "--tokenizer"],
+        ),
         ("llama3 --llmc-filepath model.bin", ["model.bin holds a gpt2 model, not llama3", "shiplap train gpt2"]),
         ("qwen3 --llmc-filepath model.bin", ["model.bin holds a gpt2 model, not qwen3"]),
         ("gpt2 --llmc-filepath model.bin --preset gpt2-124m", ["--preset gpt2-124m", "--llmc-filepath model.bin"]),
