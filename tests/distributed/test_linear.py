@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -10,8 +11,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.comm import collectives
+from shiplap.tensor_parallel.shard import Block, Shard
 from tests.cases import linear
 from tests.distributed.ranks import RankPool
 
@@ -73,3 +75,26 @@ def test_methods_match_float64_whoever_is_late(ranks: Callable[[int], RankPool],
     for num_cases, failures in ranks(num_ranks).run(delayed_cases, num_ranks, torch.float32):
         assert num_cases > 20
         assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])
+
+
+def accumulated_in_parts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a bfloat16 layer some of whose rows both ranks hold: `main_grad` by a pipelined wgrad, and at once."""
+    env = init_all_env(ModelParallelConfig(tensor_parallel_size=2, sequence_parallel=True), device="cpu")
+    shard = Shard(full_shape=(8, 16), blocks=(Block(size=4), Block(size=4, unit=4)))
+    layer = ColumnParallelLinear(16, 8, False, shard=shard).bfloat16()
+    generator = torch.Generator().manual_seed(env.rank)
+    x, dy = (torch.randn(size, generator=generator).bfloat16() for size in ((6, 16), (12, 6)))
+    grads = []
+    for wgrad in ("ring", "sequential"):
+        layer.plan = replace(layer.plan, wgrad=wgrad)
+        layer.weight.main_grad = torch.zeros(layer.weight.shape)  # type: ignore[attr-defined]
+        layer(x).backward(dy)
+        grads.append(layer.weight.main_grad)  # type: ignore[attr-defined]
+    destroy_all_env()
+    return grads[0], grads[1]
+
+
+def test_parts_of_a_gradient_are_not_rounded_before_they_reach_main_grad(ranks: Callable[[int], RankPool]) -> None:
+    for in_parts, at_once in ranks(2).run(accumulated_in_parts):
+        torch.testing.assert_close(in_parts, at_once, rtol=2e-2, atol=2e-2)  # products of the CPU are bfloat16
+        assert (in_parts != in_parts.bfloat16().float()).any()

@@ -74,7 +74,9 @@ class _Wgrad:
 
         gather(add)
         assert total is not None
-        return None if total is self.main_grad else self._deliver(total.to(self.dtype))
+        if total is self.main_grad:
+            return None
+        return self._deliver(total if self.main_grad is not None else total.to(self.dtype))
 
     def _deliver(self, dw: Tensor) -> Tensor | None:
         dw = dw if self.complete is None else self.complete(dw)
@@ -85,8 +87,6 @@ class _Wgrad:
 
 
 _ALL = slice(None)
-
-
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 

@@ -42,13 +42,11 @@ def gather_and_consume(
             outgoing, arriving = x_SBH[chunks[number]], x_SBH[chunks[number + per_shard]]
             transfers.append(batch_send_recv(outgoing, right, arriving, left, group=group))
 
+    # A whole shard is on its way all the time: the link has work while products run.
+    for _ in range(per_shard):
+        start_transfer()
     for number, rows in enumerate(chunks):
-        if number < per_shard:
-            if number == 0:
-                # A whole shard on its way: the link has work while products run.
-                for _ in range(per_shard):
-                    start_transfer()
-        else:
+        if number >= per_shard:
             transfers[number - per_shard].wait()
             start_transfer()
         consume(rows, x_SBH[rows])
