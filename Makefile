@@ -18,7 +18,7 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 
 demo: $(VENV)/stamp
 	$(VENV)/bin/shiplap train gpt2 --tensor-parallel 2 --sequence-parallel --tp-comm-overlap \
-		--num-layers 2 --batch-size 64 --sequence-length 64 --num-iteration 300 --learning-rate 5e-3 \
+		--num-layers 2 --batch-size 64 --sequence-length 64 --num-iteration 300 --learning-rate 3e-3 \
 		--warmup-iteration 30 --val-loss-every 100 --sample-every 300 --sample-num-tokens 300
 
 test: $(VENV)/stamp
