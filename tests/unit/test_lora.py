@@ -1,6 +1,7 @@
 """Adapters: what names mean, what is refused, and a run of `shiplap train` with them."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,14 @@ def test_generating_with_adapters_is_generating_with_the_merged_model(
     assert written("base --lora adapter") == written("merged") != written("base")
     assert main(["generate", *["base", "--prompt", "ab", "--lora", "nowhere"]]) == 2
     assert "nowhere/adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", ["--save out", "--lora-rank 2 --lora-save-path out"])
+def test_a_run_that_could_not_save_at_its_end_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
+    assert main(["train", "gpt2", *f"{SIZES} {SHORT} --num-iteration 1 {flags}".split()]) == 2
+    assert f"writing {flags.removeprefix('--lora-rank 2 ')} needs safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -228,6 +228,18 @@ def _num_bytes(*tensors: Tensor) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def check_can_write(what: str) -> None:
+    """Refuse to write where safetensors is not installed; a run asks before its first step, not after its last.
+
+    Raises:
+        UserError: naming what was to be written.
+    """
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        raise UserError(f"writing {what} needs safetensors: pip install 'shiplap[train]'.") from None
+
+
 @contextmanager
 def whole_or_not_at_all(directory: Path) -> Iterator[Path]:
     """A new folder beside `directory`, which becomes it if all goes well, and is removed if not.
@@ -238,10 +250,9 @@ def whole_or_not_at_all(directory: Path) -> Iterator[Path]:
     Raises:
         UserError: there is something in the directory, it cannot be written, or safetensors is not installed.
     """
-    try:
-        from safetensors import SafetensorError
-    except ImportError:
-        raise UserError(f"writing {directory} needs safetensors: pip install 'shiplap[train]'.") from None
+    check_can_write(str(directory))
+    from safetensors import SafetensorError
+
     folder = directory.parent / f".{directory.name}-unfinished-{uuid4().hex[:8]}"
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

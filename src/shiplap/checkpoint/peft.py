@@ -163,8 +163,6 @@ def save_adapters(
     tensors = _gathered(model, adapters, group)
     if group is not None and group.rank > 0:
         return
-    from safetensors.torch import save_file
-
     content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -178,6 +176,8 @@ def save_adapters(
         "inference_mode": True,
     }
     with whole_or_not_at_all(Path(directory)) as folder:
+        from safetensors.torch import save_file
+
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from shiplap.checkpoint import check_can_write
 from shiplap.config import TrainConfig, TransformerConfig, UserError
 from shiplap.config.huggingface import to_huggingface
 
@@ -39,7 +40,8 @@ def check_save_folders(config: TrainConfig, *, family: str, model: TransformerCo
     """Find out whether the run will be able to save what it makes, before it begins. Writes nothing.
 
     Raises:
-        UserError: something is there already; or the model has no counterpart in `transformers`.
+        UserError: safetensors is not installed, something is there already, or the model has no counterpart in
+            `transformers`.
     """
     save = config.run.save
     if save is not None:
@@ -47,6 +49,7 @@ def check_save_folders(config: TrainConfig, *, family: str, model: TransformerCo
         if Path(save).exists() and not Path(save).is_dir():
             raise UserError(f"--save {save} is not a folder. Name one, or a new one.")
     for flag, folder in _folders(config):
+        check_can_write(flag)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
                 f"{flag}: {folder.name} is there already, and this run would save its own. Nothing is written over: "
