@@ -18,14 +18,14 @@ from shiplap.config.lora import LoraOptions
 from shiplap.lora import add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
+from shiplap.planning.sites import sites_of_run
+from shiplap.planning.skeleton import skeleton
 from shiplap.tensor_parallel import function
 from shiplap.tensor_parallel.linear import RowParallelLinear
 from shiplap.train import trainer
 from shiplap.train.model import make_model
 from shiplap.train.precision import computing_in
 from shiplap.train.setup import Setup, resolve_structure
-from shiplap.train.sites import sites_of_run
-from shiplap.train.skeleton import skeleton
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_train import command
 

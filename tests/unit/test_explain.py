@@ -12,13 +12,13 @@ from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
 from shiplap.models.decoder import DecoderModel
+from shiplap.planning.site_table import in_bytes, site_table
+from shiplap.planning.sites import Reason, Site, sites_of_run
+from shiplap.planning.skeleton import skeleton
+from shiplap.planning.strict import check_strict, not_acting
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tools.explain import as_text, explain
 from shiplap.train.setup import resolve_structure
-from shiplap.train.site_table import in_bytes, site_table
-from shiplap.train.sites import Reason, Site, sites_of_run
-from shiplap.train.skeleton import skeleton
-from shiplap.train.strict import check_strict, not_acting
 
 SMALL = ModelOptions(num_layers=3, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
 QKV, PROJ, FC1, FC2 = (f"blocks.*.{name}" for name in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2"))

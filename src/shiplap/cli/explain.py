@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from shiplap.cli.family import split_family
 from shiplap.cli.options import parse_config
 from shiplap.config.explain import ExplainConfig
+from shiplap.planning.strict import check_strict
 from shiplap.tools.explain import as_json_lines, as_text, explain
-from shiplap.train.strict import check_strict
 
 _DESCRIPTION = (
     "Show, for each kind of layer, what it communicates, behind which product that hides, and why not where it does "

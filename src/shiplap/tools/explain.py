@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 
 from shiplap.config import TrainConfig
+from shiplap.planning.site_table import in_bytes, site_table
+from shiplap.planning.sites import Site, sites_of_run
+from shiplap.planning.skeleton import skeleton
 from shiplap.train.setup import resolve_structure
-from shiplap.train.site_table import in_bytes, site_table
-from shiplap.train.sites import Site, sites_of_run
-from shiplap.train.skeleton import skeleton
 
 _WIDTH = 120
 

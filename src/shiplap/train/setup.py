@@ -12,11 +12,11 @@ from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
+from shiplap.planning.sites import sites_of_run
+from shiplap.planning.skeleton import skeleton
+from shiplap.planning.strict import check_strict
 from shiplap.topology import RankLayout
 from shiplap.train.save_folders import check_save_folders
-from shiplap.train.sites import sites_of_run
-from shiplap.train.skeleton import skeleton
-from shiplap.train.strict import check_strict
 
 # Files that a tokenizer may consist of, of which shiplap can read none.
 _OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer_config.json")

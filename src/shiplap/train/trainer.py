@@ -8,6 +8,8 @@ from shiplap.config import TrainConfig
 from shiplap.data_parallel import replicate
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
+from shiplap.planning.site_table import site_table
+from shiplap.planning.sites import sites_of_run
 from shiplap.topology import GlobalEnv
 from shiplap.topology.handshake import fail_together
 from shiplap.topology.launch import agreed_env
@@ -20,8 +22,6 @@ from shiplap.train.sample import prompt_of, sample, text_of
 from shiplap.train.save_folders import claim_save_folders
 from shiplap.train.saving import save_what_is_due
 from shiplap.train.setup import Setup, set_up, settings
-from shiplap.train.site_table import site_table
-from shiplap.train.sites import sites_of_run
 from shiplap.train.step import TrainStep
 from shiplap.train.validation import validation_loss
 

@@ -17,7 +17,7 @@ The master switch asks for nothing beyond the others.
 from collections.abc import Sequence
 
 from shiplap.config import ModelParallelConfig, UserError
-from shiplap.train.sites import COLUMN_PIPELINES, DISABLE_OPTIONS, PLACES, Reason, Site, flag
+from shiplap.planning.sites import COLUMN_PIPELINES, DISABLE_OPTIONS, PLACES, Reason, Site, flag
 
 _ON_BY_DEFAULT = ("tp_comm_overlap_ag", "tp_comm_overlap_rs", "tp_comm_bulk_wgrad", "tp_comm_bulk_dgrad")
 

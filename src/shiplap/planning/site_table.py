@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from shiplap.train.sites import Site
+from shiplap.planning.sites import Site
 
 _HEADER = ("layer", "site", "communicates", "method", "bytes/rank", "hidden behind, or why not")
 
