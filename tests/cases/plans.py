@@ -14,7 +14,17 @@ def gathers(num_ranks: int) -> list[str]:
     return ["sequential", "ring", "ring:3", "ring:100", "grouped", *(f"grouped:{sizes}" for sizes in groups)]
 
 
-SCATTERS = ["sequential", "bulk", "reduce", "exchange", "exchange:3", "exchange:100"]
+SCATTERS = [
+    "sequential",
+    "bulk",
+    "reduce",
+    "exchange",
+    "exchange:3",
+    "exchange:100",
+    "pieces",
+    "pieces:1,1",
+    "pieces:5,2,0,9",
+]
 
 
 def column_plans(num_ranks: int) -> Iterator[ColumnPlan]:

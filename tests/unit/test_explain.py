@@ -440,6 +440,7 @@ def test_the_verb_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "switch": "--tp-comm-overlap-ag",
         "disabled_by": None,
         "is_plan_replaced": False,
+        "is_measured": False,
         "reason": None,
         "why_not": "",
         "message_bytes_per_rank": 64 * 2 * 128 * 4,

@@ -43,12 +43,33 @@ def _explain(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
+def _tune(arguments: Sequence[str]) -> int:
+    from shiplap.cli.tune import run
+
+    return run(arguments)
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    from shiplap.cli.bench import run
+
+    return run(arguments)
+
+
+def _trace(arguments: Sequence[str]) -> int:
+    from shiplap.cli.trace import run
+
+    return run(arguments)
+
+
 _VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "Train a model: shiplap train gpt2 --help"),
     "generate": (_generate, "Write text with a model: shiplap generate DIR --prompt TEXT"),
     "convert": (_convert, "Write a model as a Hugging Face directory: shiplap convert SOURCE DESTINATION"),
     "verify": (_verify, "Check that the layers are right on this machine: shiplap verify --tensor-parallel 2"),
     "explain": (_explain, "Show what overlaps in training, and why not where it does not: shiplap explain gpt2 --help"),
+    "tune": (_tune, "Measure which overlap is the fastest on these ranks: shiplap tune gpt2 --help"),
+    "bench": (_bench, "Measure what overlap gains on these ranks: shiplap bench gpt2 --help"),
+    "trace": (_trace, "Record some training steps: what ran when, and what waited: shiplap trace gpt2 --help"),
 }
 
 

@@ -7,16 +7,18 @@ Shapes: `x_sBH` is this rank's shard `[S/R, …]`, `x_SBH` the whole `[S, …]`,
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shiplap.comm.exposed import one_wait
+from shiplap.comm.observe import Watch, Work, told_of
 from shiplap.topology.rank_group import RankGroup
 
 Group = RankGroup | None
+MAX = dist.ReduceOp.MAX
 AnyGroup = RankGroup | dist.ProcessGroup | None
 
 
@@ -30,10 +32,6 @@ _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class _Work(Protocol):
-    def wait(self) -> object: ...
-
-
 class Pending:
     """A tensor that communication is still filling in.
 
@@ -42,7 +40,7 @@ class Pending:
     the order comes from events, without `record_stream`.
     """
 
-    def __init__(self, value: Tensor, works: Sequence[_Work] = (), reads: Sequence[Tensor] = ()) -> None:
+    def __init__(self, value: Tensor, works: Sequence[Work] = (), reads: Sequence[Tensor] = ()) -> None:
         """A value, the communications that it waits for, and the buffers that they read."""
         self._value = value
         self._works = works
@@ -56,6 +54,11 @@ class Pending:
                     work.wait()
         self._works = self._reads = ()
         return self._value
+
+    def watched(self, watch: Watch) -> Self:
+        """The same, waiting for what `watch` makes of the communications, if there are any."""
+        self._works = watch(self._works) if self._works else ()
+        return self
 
 
 class PendingSum(Pending):
@@ -85,6 +88,7 @@ def rank_in(group: Group) -> int:
     return 0 if group is None else group.rank
 
 
+@told_of("all-gather")
 def all_gather(x_sBH: Tensor, group: Group) -> Pending:
     """Start gathering the shards `[S/R, …]` of all ranks, in rank order, into `[S, …]`."""
     if group is None:
@@ -95,16 +99,18 @@ def all_gather(x_sBH: Tensor, group: Group) -> Pending:
     return Pending(x_SBH, [work], [x_sBH])
 
 
-def reduce_scatter(x_SBH: Tensor, group: Group) -> Pending:
-    """Start summing `[S, …]` over the ranks; each gets its rows `[S/R, …]` of the sum."""
+@told_of("reduce-scatter")
+def reduce_scatter(x_SBH: Tensor, group: Group, *, out: Tensor | None = None) -> Pending:
+    """Start summing `[S, …]` over the ranks; each gets its rows `[S/R, …]` of the sum, in `out` if that is given."""
     if group is None:
-        return Pending(x_SBH)
+        return Pending(x_SBH if out is None else out.copy_(x_SBH))
     x_SBH = x_SBH.contiguous()
-    x_sBH = x_SBH.new_empty(x_SBH.shape[0] // size_of(group), *x_SBH.shape[1:])
+    x_sBH = x_SBH.new_empty(x_SBH.shape[0] // size_of(group), *x_SBH.shape[1:]) if out is None else out
     work = _reduce_scatter_single(x_sBH, x_SBH, group=group.process_group, async_op=True)
     return Pending(x_sBH, [work], [x_SBH])
 
 
+@told_of("all-reduce")
 def all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Start summing `x` over the ranks, in place; every rank gets the sum."""
     if group is None:
@@ -112,6 +118,7 @@ def all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.Reduc
     return Pending(x, [dist.all_reduce(x, op=op, group=group.process_group, async_op=True)])
 
 
+@told_of("reduce")
 def reduce(x: Tensor, destination: int, group: Group) -> Pending:
     """Start summing `x` over the ranks, in place, into rank `destination` of the group; elsewhere `x` is scratch."""
     if group is None:
@@ -119,6 +126,7 @@ def reduce(x: Tensor, destination: int, group: Group) -> Pending:
     return Pending(x, [dist.reduce(x, group_dst=destination, group=group.process_group, async_op=True)])
 
 
+@told_of("broadcast")
 def broadcast(x: Tensor, source: int, group: Group) -> Pending:
     """Start copying `x` from rank `source` of the group to all others, in place; there it is overwritten."""
     if group is None:
@@ -126,11 +134,13 @@ def broadcast(x: Tensor, source: int, group: Group) -> Pending:
     return Pending(x, [dist.broadcast(x, group_src=source, group=group.process_group, async_op=True)])
 
 
+@told_of("send")
 def send(x: Tensor, to: int, group: RankGroup) -> Pending:
     """Start sending `x` to rank `to` of the group, which must `receive` it."""
     return Pending(x, _alone(dist.P2POp(dist.isend, x, group=group.process_group, group_peer=to)))
 
 
+@told_of("receive")
 def receive(x: Tensor, source: int, group: RankGroup) -> Pending:
     """Start filling `x` with what rank `source` of the group sends."""
     return Pending(x, _alone(dist.P2POp(dist.irecv, x, group=group.process_group, group_peer=source)))
@@ -141,6 +151,7 @@ def _alone(operation: dist.P2POp) -> list[dist.Work]:
     return dist.batch_isend_irecv([operation])
 
 
+@told_of("send and receive")
 def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: RankGroup) -> Pending:
     """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
     # The receive comes first. Gloo sends only to who has said that it receives, and says so on the same connection as

@@ -27,16 +27,19 @@ from shiplap.comm.collectives import (
     reduce_scatter,
     size_of,
 )
+from shiplap.comm.observe import remembering, resuming
 
 
 class _CopyToAll(torch.autograd.Function):
     @staticmethod
+    @remembering
     def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
+    @resuming
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # One message for all of them: each is small, so latency is what costs.
         flat = torch.cat([grad.flatten() for grad in grads])
@@ -57,36 +60,42 @@ class _ReduceFromAll(torch.autograd.Function):
 
 class _ReduceScatterToShard(torch.autograd.Function):
     @staticmethod
+    @remembering
     def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return reduce_scatter(x_SBH, group).wait()
 
     @staticmethod
     @once_differentiable
+    @resuming
     def backward(ctx: Any, grad_sBH: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad_sBH, ctx.group).wait(), None
 
 
 class _GatherFromShard(torch.autograd.Function):
     @staticmethod
+    @remembering
     def forward(ctx: Any, x_sBH: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return all_gather(x_sBH, group).wait()
 
     @staticmethod
     @once_differentiable
+    @resuming
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(grad_SBH, ctx.group).wait(), None
 
 
 class _SplitToShard(torch.autograd.Function):
     @staticmethod
+    @remembering
     def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return x_SBH.chunk(size_of(group))[rank_in(group)].clone()
 
     @staticmethod
     @once_differentiable
+    @resuming
     def backward(ctx: Any, grad_sBH: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad_sBH, ctx.group).wait(), None
 

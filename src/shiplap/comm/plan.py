@@ -20,6 +20,7 @@ The methods, as strings; some take numbers after a colon:
 | `grouped`, `grouped:1,1,2` | gathers | straight from rank to rank; so many shards a product, the own one first |
 | `exchange`, `exchange:c` | scatters | straight from rank to rank, one sum in rank order; c chunks a shard |
 | `reduce` | scatters | a reduction to each rank in turn |
+| `pieces`, `pieces:2,1,1` | scatters | a part of all shards at a time, in these proportions: a product, a collective |
 
 The switches' pipelines are `ring` and `exchange`; the others come with a replaced plan. With `reduce` shards leave in
 the same order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).
@@ -31,7 +32,7 @@ Without sequence parallelism every site is `replicated`: activations are whole o
 and a scatter is an all-reduce.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shiplap.config.model_parallel import ModelParallelConfig
@@ -41,20 +42,25 @@ Keeps = Literal["shard", "gathered"]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPlan:
-    """The methods at a column-parallel layer's three sites, and what it keeps for wgrad."""
+    """The methods at a column-parallel layer's three sites, and what it keeps for wgrad.
+
+    `is_measured` says whose choice they are, for reports; it changes nothing.
+    """
 
     forward: str = "replicated"
     dgrad: str = "replicated"
     wgrad: str = "replicated"
     keeps: Keeps = "shard"
+    is_measured: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """The methods at a row-parallel layer's two sites."""
+    """The methods at a row-parallel layer's two sites; `is_measured` as above."""
 
     forward: str = "replicated"
     dgrad: str = "replicated"
+    is_measured: bool = field(default=False, compare=False, repr=False)
 
 
 def column_plan(config: ModelParallelConfig, *, disable_pipeline: bool = False) -> ColumnPlan:

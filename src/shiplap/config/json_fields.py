@@ -1,7 +1,7 @@
 """The fields of a JSON file that somebody else wrote: read by type, and none of them overlooked."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,11 @@ class JsonFields:
     def mapping(self, name: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """An object; without a default the field must be there."""
         value: Mapping[str, Any] = self._typed(name, default, "an object", lambda value: isinstance(value, dict))
+        return value
+
+    def list(self, name: str) -> Sequence[Any]:
+        """A list; the field must be there."""
+        value: Sequence[Any] = self._typed(name, None, "a list", lambda value: isinstance(value, list))
         return value
 
     def inner(self, name: str) -> "JsonFields":

@@ -11,6 +11,7 @@ from shiplap.config.lora import LoraOptions
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
 from shiplap.config.option import check_at_least, flag_of, option
+from shiplap.config.plan import PlanOptions
 from shiplap.config.presets import preset
 
 
@@ -189,6 +190,11 @@ class RunOptions:
         "Local workers to start when not under torchrun; more than TP × PP adds data parallelism. Default: TP × PP.",
     )
     seed: int = option(1234, "Seed of initial weights, data order and dropout.")
+    deterministic: bool = option(
+        False,
+        "Make the run repeat: started again alike on the same machine, it gives the same losses, samples and weights "
+        "to the bit. Overlap stays on. Another number of ranks or threads, or other versions, still give other bits.",
+    )
     run_dir: str | None = option(None, "Folder for this run's files. Default: runs/MODEL-DATE-TIME.")
     val_loss_every: int = option(0, "Steps between validation losses; 0: none.")
     val_num_batches: int = option(8, "Micro-batches in one validation loss, per data-parallel rank.")
@@ -212,6 +218,7 @@ class TrainConfig:
     """One training run, whole."""
 
     parallel: ModelParallelConfig = dataclasses.field(default_factory=ModelParallelConfig)
+    plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
     model: ModelOptions = dataclasses.field(default_factory=ModelOptions)
     data: DataOptions = dataclasses.field(default_factory=DataOptions)
     optimizer: OptimizerOptions = dataclasses.field(default_factory=OptimizerOptions)
@@ -219,9 +226,19 @@ class TrainConfig:
     run: RunOptions = dataclasses.field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        """Refuse an interval between things that are not saved."""
+        """Refuse options that say nothing without another, or contradict it."""
         if self.run.save_interval and self.run.save is None and self.lora.lora_save_path is None:
             raise UserError(
                 f"--save-interval {self.run.save_interval} does not say what and where: give --save FOLDER or "
                 "--lora-save-path FOLDER too."
+            )
+        if self.plan.tp_comm_plan is not None and not self.parallel.tp_comm_overlap:
+            raise UserError(
+                f"--tp-comm-plan {self.plan.tp_comm_plan} says how to overlap, so it needs --tp-comm-overlap. Add it, "
+                "or drop --tp-comm-plan."
+            )
+        if self.plan.is_auto and self.run.deterministic:
+            raise UserError(
+                "--tp-comm-plan auto chooses by the clock, and some methods differ in the last bits, so it cannot be "
+                "had with --deterministic. Run `shiplap tune` once, and give its file with --tp-comm-plan."
             )

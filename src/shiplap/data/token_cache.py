@@ -3,12 +3,12 @@
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from shiplap.config import UserError
+from shiplap.config.cache_folder import cache_folder
 from shiplap.data.documents import Document
 from shiplap.data.token_file import TokenFile, write_token_file
 from shiplap.data.tokenizer import HuggingFaceTokenizer
@@ -37,7 +37,7 @@ def tokenized(documents: list[Document], tokenizer: HuggingFaceTokenizer, *, nam
     Raises:
         UserError: a document is not UTF-8, or the cache folder cannot be written.
     """
-    path = _cache_folder() / f"tokens-{_fingerprint(documents, tokenizer)}.bin"
+    path = cache_folder() / f"tokens-{_fingerprint(documents, tokenizer)}.bin"
     if not path.exists():
         logger.info("Tokenizing %d files, once, into %s", len(documents), path)
         try:
@@ -49,10 +49,6 @@ def tokenized(documents: list[Document], tokenizer: HuggingFaceTokenizer, *, nam
                 "you can write to, with room in it."
             ) from None
     return TokenFile(path, name=f"{name}, tokenized in {path}")
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shiplap"
 
 
 def _fingerprint(documents: list[Document], tokenizer: HuggingFaceTokenizer) -> str:

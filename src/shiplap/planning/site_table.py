@@ -55,7 +55,8 @@ def _size(site: Site) -> str:
 def _overlap(site: Site) -> str:
     if site.hidden_behind is None:
         return site.why_not
-    return f"the {site.hidden_behind} product" + (", plan replaced" if site.is_plan_replaced else "")
+    why = ", measured" if site.is_measured else ", plan replaced" if site.is_plan_replaced else ""
+    return f"the {site.hidden_behind} product{why}"
 
 
 def in_bytes(count: int) -> str:

@@ -10,17 +10,16 @@ Not in here: what embedding, norms, router and loss communicate, which no switch
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
 from shiplap.comm.plan import column_plan, row_plan
 from shiplap.config import ModelParallelConfig, TrainConfig
-from shiplap.models.block import DecoderBlock
 from shiplap.models.decoder import DecoderModel
-from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from shiplap.tensor_parallel.low_rank import LowRankAdapter
+from shiplap.planning.layers import Kind, ParallelLayer, parallel_layers
+from shiplap.tensor_parallel.linear import ColumnParallelLinear
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 
@@ -38,6 +37,7 @@ class Reason(StrEnum):
     NOTHING_TO_HIDE_BEHIND = "nothing_to_hide_behind"
     KEPT_GATHERED = "kept_gathered"
     PLAN_REPLACED = "plan_replaced"
+    NOT_FASTER = "not_faster"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,10 @@ class Site:
         communicates: such as `all-gather x`, or `nothing`.
         method: the plan's.
         hidden_behind: the product that the communication overlaps with; None if it overlaps with nothing.
-        switch: the flag that makes it overlap; None if nothing overlaps, or a replaced plan makes it.
+        switch: the flag that lets it overlap; None if nothing overlaps, or a replaced plan makes it.
         disabled_by: the flag that denies this layer its pipelines; None if it may have them.
         is_plan_replaced: whether the method is not the one that the switches mean.
+        is_measured: whether it was chosen by measuring.
         reason: why nothing overlaps; None if something does.
         why_not: the same in words, with the flag's name.
         message_bytes_per_rank: what each rank sends in one message of one layer, and receives: (R - 1) / R of the
@@ -65,7 +66,7 @@ class Site:
 
     layer: str
     num_layers: int
-    kind: Literal["column", "row"]
+    kind: Kind
     site: str
     communicates: str
     method: str
@@ -73,6 +74,7 @@ class Site:
     switch: str | None
     disabled_by: str | None
     is_plan_replaced: bool
+    is_measured: bool
     reason: Reason | None
     why_not: str
     message_bytes_per_rank: int
@@ -102,7 +104,7 @@ class _Place:
     bulk_behind: str | None = None
 
 
-PLACES: dict[Literal["column", "row"], tuple[_Place, ...]] = {
+PLACES: dict[Kind, tuple[_Place, ...]] = {
     "column": (
         _Place(site="forward", collective="all-gather", tensor="x", switches=("tp_comm_overlap_ag",)),
         _Place(
@@ -125,38 +127,6 @@ PLACES: dict[Literal["column", "row"], tuple[_Place, ...]] = {
 # The switches that a Column layer can be denied, and by which option; a report may know layers by their names.
 COLUMN_PIPELINES = ("tp_comm_overlap_ag", "tp_comm_overlap_rs_dgrad")
 DISABLE_OPTIONS = {"qkv": "tp_comm_overlap_disable_qkv", "fc1": "tp_comm_overlap_disable_fc1"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """A layer, and which of its gradients are computed.
-
-    Attributes:
-        path: of the module.
-        has_dgrad: its input needs a gradient.
-        has_wgrad: its weight does, or the adapter that stands beside it.
-        has_bias_grad: its bias does.
-        adapter: unmerged, or None.
-        is_recomputed: backward runs its forward again.
-        width: values of a token in its messages.
-    """
-
-    path: str
-    module: ColumnParallelLinear | RowParallelLinear
-    has_dgrad: bool
-    has_wgrad: bool
-    has_bias_grad: bool
-    adapter: LowRankAdapter | None
-    is_recomputed: bool
-    width: int
-
-    @property
-    def kind(self) -> Literal["column", "row"]:
-        return "column" if isinstance(self.module, ColumnParallelLinear) else "row"
-
-    def has_product(self, product: str | None) -> bool:
-        """Whether there is such a product: `forward`, `dgrad` or `wgrad`."""
-        return {"forward": True, "dgrad": self.has_dgrad, "wgrad": self.has_wgrad, None: False}[product]
 
 
 Why = tuple[Reason, str]
@@ -190,51 +160,12 @@ def communication_sites(
     return _fold(
         [
             (layer.path, [_site(place, layer, parallel, feature_bytes=feature_bytes) for place in PLACES[layer.kind]])
-            for layer in _layers(model)
+            for layer in parallel_layers(model)
         ]
     )
 
 
-def _layers(model: DecoderModel) -> Iterator[_Layer]:
-    """All parallel layers. Modules are registered in the order in which they run, but for some norms and the router.
-
-    These stand before a Column layer of their module and act after it, or beside it. So a Column layer's input is what
-    came into its module, and a Row layer's what all before it made.
-    """
-    any_before = False
-    before: dict[str, bool] = {}
-    block: DecoderBlock | None = None
-    is_block_trained = False
-    for path, module in model.named_modules():
-        before[path] = any_before
-        if isinstance(module, DecoderBlock):
-            block = module
-            is_block_trained = any_before or any(p.requires_grad for p in module.parameters())
-        elif not path.startswith("blocks."):
-            block = None
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-            is_column = isinstance(module, ColumnParallelLinear)
-            adapter = module.adapter
-            adapter = adapter if isinstance(adapter, LowRankAdapter) and not adapter.merged else None
-            # All take rows of the residual stream or make them, experts' too; h of an adapter travels with x.
-            width = model.embedding.weight.shape[1]
-            if is_column and adapter is not None:
-                width += adapter.down.shape[0]
-            into = before[path.rpartition(".")[0]] if is_column else any_before
-            yield _Layer(
-                path=path,
-                module=module,
-                has_dgrad=into or (adapter is not None and adapter.down.requires_grad),
-                has_wgrad=(module.weight if adapter is None else adapter.up).requires_grad,
-                has_bias_grad=module.bias is not None and module.bias.requires_grad,
-                adapter=adapter,
-                is_recomputed=block is not None and block.recompute_all and is_block_trained,
-                width=width,
-            )
-        any_before = any_before or any(p.requires_grad for p in module.parameters(recurse=False))
-
-
-def _site(place: _Place, layer: _Layer, parallel: ModelParallelConfig, *, feature_bytes: int) -> Site:
+def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *, feature_bytes: int) -> Site:
     plan = layer.module.plan
     method: str = getattr(plan, place.site)
     disabled_by = _disabled_by(layer, parallel)
@@ -244,9 +175,9 @@ def _site(place: _Place, layer: _Layer, parallel: ModelParallelConfig, *, featur
     if behind is None and why is None:
         why = _why_not_asked(place, layer, parallel, is_replaced=is_replaced, disabled_by=disabled_by)
     switch = None
-    if behind is not None and not is_replaced:
-        on = [f for f in place.switches if getattr(parallel, f) and not (disabled_by and f in COLUMN_PIPELINES)]
-        switch = flag(on[0])
+    if behind is not None and (plan.is_measured or not is_replaced):
+        # Of the two that Column's reduce-scatter has, the second one is bulk's.
+        switch = flag(place.switches[-1 if method == "bulk" else 0])
     collective = "all-reduce" if method == "replicated" else place.collective
     size = parallel.tensor_parallel_size
     rounds = 2 if collective == "all-reduce" else 1
@@ -261,6 +192,7 @@ def _site(place: _Place, layer: _Layer, parallel: ModelParallelConfig, *, featur
         switch=switch,
         disabled_by=disabled_by,
         is_plan_replaced=is_replaced,
+        is_measured=plan.is_measured,
         reason=why[0] if why else None,
         why_not=why[1] if why else "",
         message_bytes_per_rank=0 if nothing else rounds * feature_bytes * layer.width * (size - 1) // size,
@@ -273,7 +205,7 @@ def _keeps(place: _Place, plan: object) -> str:
     return str(getattr(plan, "keeps", "")) if place.site == "wgrad" else ""
 
 
-def _expected(place: _Place, layer: _Layer, parallel: ModelParallelConfig) -> tuple[str, str]:
+def _expected(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> tuple[str, str]:
     """The method that the switches mean, and what they mean to keep."""
     if isinstance(layer.module, ColumnParallelLinear):
         column = column_plan(parallel, disable_pipeline=layer.module.disable_tp_comm_pipeline)
@@ -281,7 +213,7 @@ def _expected(place: _Place, layer: _Layer, parallel: ModelParallelConfig) -> tu
     return getattr(row_plan(parallel), place.site), ""
 
 
-def _why_nothing(place: _Place, layer: _Layer, parallel: ModelParallelConfig) -> Why | None:
+def _why_nothing(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> Why | None:
     """Why nothing is communicated at the site; None if something is."""
     if parallel.tensor_parallel_size == 1:
         return Reason.TP_1, "TP 1"
@@ -297,12 +229,14 @@ def _why_nothing(place: _Place, layer: _Layer, parallel: ModelParallelConfig) ->
     if place.collective == "all-gather" and not parallel.sequence_parallel:
         return Reason.NO_SEQUENCE_PARALLEL, "no sequence parallelism: nothing to gather"
     if _keeps(place, layer.module.plan) == "gathered":
-        by = "--tp-comm-keep-gathered" if parallel.tp_comm_keep_gathered else "a replaced plan"
+        measured = layer.module.plan.is_measured and not parallel.tp_comm_keep_gathered
+        by = "the measured plan" if measured else "--tp-comm-keep-gathered"
+        by = by if measured or parallel.tp_comm_keep_gathered else "a replaced plan"
         return Reason.KEPT_GATHERED, f"x is kept as gathered in forward, by {by}"
     return None
 
 
-def _overlap(place: _Place, layer: _Layer, method: str) -> tuple[str | None, Why | None]:
+def _overlap(place: _Place, layer: ParallelLayer, method: str) -> tuple[str | None, Why | None]:
     """The product that the method hides the communication behind, or why there is none.
 
     Neither, if the method does not try to overlap.
@@ -322,9 +256,11 @@ def _overlap(place: _Place, layer: _Layer, method: str) -> tuple[str | None, Why
 
 
 def _why_not_asked(
-    place: _Place, layer: _Layer, parallel: ModelParallelConfig, *, is_replaced: bool, disabled_by: str | None
+    place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *, is_replaced: bool, disabled_by: str | None
 ) -> Why:
     """Why the plan's method at the site does not even try to overlap."""
+    if is_replaced and layer.module.plan.is_measured:
+        return Reason.NOT_FASTER, "measured: nothing that overlaps is faster"
     if is_replaced:
         expected, _ = _expected(place, layer, parallel)
         return Reason.PLAN_REPLACED, f"plan replaced: the switches say {expected}"
@@ -339,7 +275,7 @@ def _why_not_asked(
     return Reason.SWITCH_OFF, text
 
 
-def _disabled_by(layer: _Layer, parallel: ModelParallelConfig) -> str | None:
+def _disabled_by(layer: ParallelLayer, parallel: ModelParallelConfig) -> str | None:
     if not isinstance(layer.module, ColumnParallelLinear) or not layer.module.disable_tp_comm_pipeline:
         return None
     option = DISABLE_OPTIONS.get(layer.path.rpartition(".")[2])
@@ -355,16 +291,21 @@ def _fold(of_layers: Sequence[tuple[str, Sequence[Site]]]) -> list[Site]:
     """Layers that differ in nothing but the block's number, as one."""
     numbers: dict[str, dict[tuple[Site, ...], list[int]]] = defaultdict(dict)
     for path, sites in of_layers:
-        found = re.search(r"\.(\d+)\.", path)
-        folded = path if found is None else f"{path[: found.start()]}.*.{path[found.end() :]}"
+        folded, number = folded_path(path)
         alike = tuple(replace(site, layer="") for site in sites)
-        numbers[folded].setdefault(alike, []).append(int(found[1]) if found else 0)
+        numbers[folded].setdefault(alike, []).append(number)
     return [
         replace(site, layer=folded if len(variants) == 1 else folded.replace("*", _ranges(own)), num_layers=len(own))
         for folded, variants in numbers.items()
         for alike, own in variants.items()
         for site in alike
     ]
+
+
+def folded_path(path: str) -> tuple[str, int]:
+    """The path with `*` for the block's number, and that number; 0 where there is none."""
+    found = re.search(r"\.(\d+)\.", path)
+    return (path, 0) if found is None else (f"{path[: found.start()]}.*.{path[found.end() :]}", int(found[1]))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -15,9 +15,9 @@ from shiplap.topology.rank_group import RankGroup
 class _CountedRanks(RankGroup):
     """Ranks of which only the number is known. Whoever communicates with them is wrong."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, rank: int) -> None:
         self.size = size
-        self.rank = 0
+        self.rank = rank
 
     @property
     def process_group(self) -> NoReturn:
@@ -25,8 +25,10 @@ class _CountedRanks(RankGroup):
         raise AssertionError("a skeleton communicates nothing")
 
 
-def skeleton(family: str, config: TrainConfig, *, model: TransformerConfig, adapters: Adapters | None) -> DecoderModel:
-    """Rank 0's shard of the model of a run, on the meta device.
+def skeleton(
+    family: str, config: TrainConfig, *, model: TransformerConfig, adapters: Adapters | None, rank: int = 0
+) -> DecoderModel:
+    """A rank's shard of the model of a run, on the meta device.
 
     It is built by the code that builds the real one, with the run's own TP size and switches. What building asks of a
     process group is its size and this rank's place in it, so a group that has these and nothing else gives every layer
@@ -38,12 +40,13 @@ def skeleton(family: str, config: TrainConfig, *, model: TransformerConfig, adap
         config: the run.
         model: sizes, from `config.model.resolve`.
         adapters: what is trained instead of the model's own weights; None: those are.
+        rank: among the TP ranks.
 
     Raises:
         UserError: the TP size does not divide heads, hidden or feed-forward size.
     """
     size = config.parallel.tensor_parallel_size
-    group = _CountedRanks(size) if size > 1 else None
+    group = _CountedRanks(size, rank) if size > 1 else None
     with torch.device("meta"):
         built = build_model(
             family, model, parallel=config.parallel, group=group, recompute=config.model.recompute, draw=False

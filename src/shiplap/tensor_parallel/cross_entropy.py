@@ -6,11 +6,10 @@ Shoeybi et al. 2019, section 3: the ranks exchange one maximum, one sum of expon
 from typing import Any
 
 import torch
-import torch.distributed as dist  # noqa: TID251 - names the maximum; the communication is comm's
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shiplap.comm.collectives import Group, all_reduce, rank_in
+from shiplap.comm.collectives import MAX, Group, all_reduce, rank_in
 
 IGNORE = -100
 """The target of a token that is not counted, as in `torch.nn.functional.cross_entropy`."""
@@ -32,7 +31,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         ctx.num_valid = min(max(vocab_size - first, 0), num_columns)
         logits.detach()[..., ctx.num_valid :] = float("-inf")
         local_maximum, local_sum = _maximum_and_sum_exp(logits, is_empty=ctx.num_valid == 0)
-        maximum = all_reduce(local_maximum.clone(), group, dist.ReduceOp.MAX).wait()
+        maximum = all_reduce(local_maximum.clone(), group, MAX).wait()
         local_sum *= (local_maximum - maximum).exp()
 
         local = targets - first

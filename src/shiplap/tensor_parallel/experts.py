@@ -13,11 +13,13 @@ depend on how the device schedules them. Sorting tokens instead of padding exper
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shiplap.comm.overlap import Rows, take
 from shiplap.tensor_parallel.product import Dims
 
 
@@ -32,18 +34,18 @@ class Assignment:
 
     experts: Tensor
     num_experts: int
-    _sorted: dict[tuple[int | None, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _sorted: dict[tuple[int | None, int | None, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def num_slots(self) -> int:
         """K: experts per token."""
         return self.experts.shape[-1]
 
-    def sorted_slots(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def sorted_slots(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """The slots of these rows, numbered from 0, by expert; and where each expert's slots end, `[E]`."""
-        key = (rows.start, rows.stop)
+        key = (rows.start, rows.stop, 1 if isinstance(rows, slice) else rows.num_shards)
         if key not in self._sorted:
-            experts = self.experts[rows].flatten()
+            experts = take(self.experts, rows).flatten()
             counts = (experts[:, None] == torch.arange(self.num_experts, device=experts.device)).sum(0)
             self._sorted[key] = experts.argsort(stable=True), counts.cumsum(0).to(torch.int32)
         return self._sorted[key]
@@ -53,13 +55,13 @@ class Assignment:
         return weight.view(self.num_experts, -1, weight.shape[-1])
 
 
-def _spread(tokens: Tensor, weights: Tensor, *, to: Assignment, rows: slice, out: Tensor) -> None:
+def _spread(tokens: Tensor, weights: Tensor, *, to: Assignment, rows: Rows, out: Tensor) -> None:
     """Each token `[N, I]` times the weights `[E, I, O]` of its experts, into its slots `[N k, O]`."""
     slots, ends = to.sorted_slots(rows)
     out[slots] = F.grouped_mm(tokens[slots // to.num_slots], weights, offs=ends)
 
 
-def _collect(slots_in: Tensor, weights: Tensor, *, of: Assignment, rows: slice, out: Tensor) -> None:
+def _collect(slots_in: Tensor, weights: Tensor, *, of: Assignment, rows: Rows, out: Tensor) -> None:
     """Each slot `[N k, I]` times the weights `[E, I, O]` of its expert, summed into its token `[N, O]`."""
     slots, ends = of.sorted_slots(rows)
     products = slots_in.new_empty(slots_in.shape[0], weights.shape[-1])
@@ -78,15 +80,15 @@ class _Experts:
     assignment: Assignment
     kept_columns: slice | None = None
 
-    def to(self, dtype: torch.dtype) -> "_Experts":
+    def to(self, dtype: torch.dtype) -> Self:
         """Itself: it holds no weight."""
         return self
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`[E O, I]`."""
         raise NotImplementedError
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
         """Add to `main_grad [E O, I]`."""
         main_grad.add_(self.wgrad(dy, x, rows=rows, dtype=main_grad.dtype))
 
@@ -102,18 +104,18 @@ class ToExperts(_Experts):
         """`[B, k, O]` to `[B, I]`."""
         return *y_dims[:-2], weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
         """`x Wᵀ` for each of a token's experts."""
         assert bias is None
         weights = self.assignment.by_expert(weight).transpose(1, 2)
         _spread(x.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """`dy W`, summed over a token's experts."""
         weights = self.assignment.by_expert(weight)
         _collect(dy.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""
         slots, ends = self.assignment.sorted_slots(rows)
         tokens = x.flatten(0, -2)[slots // self.assignment.num_slots]
@@ -131,18 +133,18 @@ class FromExperts(_Experts):
         """`[B, O]` to `[B, k, I]`."""
         return *y_dims[:-1], self.assignment.num_slots, weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
         """`x Wᵀ`, summed over a token's experts."""
         assert bias is None
         weights = self.assignment.by_expert(weight).transpose(1, 2)
         _collect(x.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """`dy W` for each of a token's experts."""
         weights = self.assignment.by_expert(weight)
         _spread(dy.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2))
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""
         slots, ends = self.assignment.sorted_slots(rows)
         tokens = dy.flatten(0, -2)[slots // self.assignment.num_slots]

@@ -26,7 +26,7 @@ current stream, which must be the one that the inputs were made on.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shiplap.comm.collectives import Group, Pending, size_of
-from shiplap.comm.overlap import Consume, gather_and_consume, is_prefetched, prefetch, produce_and_scatter
+from shiplap.comm.observe import is_observed, remembering, resuming
+from shiplap.comm.overlap import (
+    Consume,
+    Rows,
+    gather_and_consume,
+    is_prefetched,
+    prefetch,
+    produce_and_scatter,
+    take,
+)
 from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.observed import ObservedProduct
 from shiplap.tensor_parallel.product import DENSE, Product
 from shiplap.tensor_parallel.shard import Shard
 from shiplap.tensor_parallel.shared_rows import sum_shared_rows
@@ -143,8 +153,8 @@ class ColumnPattern:
         if weight is not None:
             product = self.product.to(weight.dtype)
 
-            def multiply(rows: slice, out: Tensor) -> None:
-                product.dgrad(dy_S[rows], weight, rows=rows, out=out)
+            def multiply(rows: Rows, out: Tensor) -> None:
+                product.dgrad(take(dy_S, rows), weight, rows=rows, out=out)
 
             shape = torch.Size([dy_S.shape[0], *product.input_dims(dy_S.shape[1:], weight)])
             dx_s = produce_and_scatter(self.plan.dgrad, multiply, shape, like=dy_S, group=self.group)
@@ -174,8 +184,8 @@ class RowPattern:
         """`[S, …, I/R]` to `[S/R, …, O]`, and what to keep for wgrad, if asked to."""
         product, columns = self.product.to(weight.dtype), self.product.kept_columns
 
-        def multiply(rows: slice, out: Tensor) -> None:
-            product.forward(x_S[rows], weight, None, rows=rows, out=out)
+        def multiply(rows: Rows, out: Tensor) -> None:
+            product.forward(take(x_S, rows), weight, None, rows=rows, out=out)
 
         shape = torch.Size([x_S.shape[0], *product.output_dims(x_S.shape[1:], weight)])
         y_s = produce_and_scatter(self.plan.forward, multiply, shape, like=x_S, group=self.group).wait()
@@ -218,6 +228,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(torch.autograd.Function):
     """
 
     @staticmethod
+    @remembering
     def forward(  # noqa: PLR0917 - `apply` passes by position
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, pattern: Pattern
     ) -> Tensor:
@@ -240,6 +251,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @resuming
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Gradients in the dtypes of what was passed in."""
         kept, weight = ctx.saved_tensors
@@ -263,5 +275,7 @@ def parallel_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pattern: Pat
         bias: Column `[O/R]`, Row `[O]`, or None.
         pattern: which of the two, with its plan and group.
     """
+    if is_observed():
+        pattern = replace(pattern, product=ObservedProduct(of=pattern.product))
     result: Tensor = LinearWithGradAccumulationAndAsyncCommunication.apply(x, weight, bias, pattern)
     return result

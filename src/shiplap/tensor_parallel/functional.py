@@ -9,7 +9,8 @@ Any number of dims may stand between the first and the last; `N` is their produc
 | `wgrad` | `dW = dyᵀ x` | dW `[O, I]` |
 | `bias_grad` | `db = Σ dy` | db `[O]` |
 
-`forward` and `dgrad` write into a given contiguous `out`, so that a pipeline fills its rows without concatenation.
+`forward` and `dgrad` write into a given contiguous `out`, so that a pipeline fills its rows without concatenation. The
+input may be the same rows of several shards, `[shards, n, …]` with a stride between them.
 """
 
 import torch
@@ -23,17 +24,28 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(0, -2)
 
 
+def _multiply(x: Tensor, matrix: Tensor, *, bias: Tensor | None, out: Tensor) -> None:
+    """`x [… , K]` times `[K, M]`, plus the bias, into `out`; as a batch where the first dim is strided, not copied."""
+    if x.ndim > 2 and x.stride(0) != x.shape[1] * x.stride(1):
+        batch, matrices = x.flatten(1, -2), matrix.expand(x.shape[0], *matrix.shape)
+        if bias is None:
+            torch.bmm(batch, matrices, out=out.flatten(1, -2))
+        else:
+            torch.baddbmm(bias, batch, matrices, out=out.flatten(1, -2))
+    elif bias is None:
+        torch.mm(_rows(x), matrix, out=_rows(out))
+    else:
+        torch.addmm(bias, _rows(x), matrix, out=_rows(out))
+
+
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
     """Write `x Wᵀ (+ b)` into `out`."""
-    if bias is None:
-        torch.mm(_rows(x), weight.t(), out=_rows(out))
-    else:
-        torch.addmm(bias, _rows(x), weight.t(), out=_rows(out))
+    _multiply(x, weight.t(), bias=bias, out=out)
 
 
 def dgrad(dy: Tensor, weight: Tensor, *, out: Tensor) -> None:
     """Write the input's gradient `dy W` into `out`."""
-    torch.mm(_rows(dy), weight, out=_rows(out))
+    _multiply(dy, weight, bias=None, out=out)
 
 
 def wgrad(dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from shiplap.comm.collectives import Group, rank_in, size_of
 from shiplap.comm.mappings import copy_to_all
+from shiplap.comm.overlap import Rows
 from shiplap.tensor_parallel import functional
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, new_shard
 from shiplap.tensor_parallel.product import Dims
@@ -79,14 +80,14 @@ class LowRankProduct:
         """`[…, O]` to `[…, I + P r]`."""
         return *y_dims[:-1], self.base.shape[1] + self.num_columns
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
         """`x Wᵀ (+ b)`, and `h Bᵀ` added where there are adapted parts."""
         h = x[..., self.kept_columns].flatten(0, -2)
         functional.forward(x[..., : self.base.shape[1]], self.base, bias, out=out)
         for part in self.parts:
             out.flatten(0, -2)[:, part.outputs].addmm_(h[:, part.down], weight[part.up].t())
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """`[dy W | dy B]`."""
         dy, out = dy.flatten(0, -2), out.flatten(0, -2)
         torch.mm(dy, self.base, out=out[:, : self.base.shape[1]])
@@ -94,12 +95,12 @@ class LowRankProduct:
         for part in self.parts:
             torch.mm(dy[:, part.outputs], weight[part.up], out=dh[:, part.down])
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ h` of the adapted parts, one below the other."""
         grads = [functional.wgrad(dy[..., p.outputs], x[..., p.down], dtype=dtype) for p in self.parts]
         return torch.cat(grads)
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
         """Add `dyᵀ h`."""
         for p in self.parts:
             functional.accumulate_wgrad(dy[..., p.outputs], x[..., p.down], main_grad=main_grad[p.up])

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from shiplap.comm.overlap import Rows
 from shiplap.tensor_parallel import functional
 
 Dims = tuple[int, ...]
@@ -19,7 +20,8 @@ Dims = tuple[int, ...]
 class Product(Protocol):
     """`y = x Wᵀ (+ b)`, or what stands in its place.
 
-    `rows` says which rows of the sequence, dim 0, `x` or `dy` holds: products that treat tokens differently need it.
+    `rows` says which rows of the sequence `x` or `dy` holds: products that treat tokens differently need it. Rows of
+    several shards have one more dim in front, the shards; `out` is contiguous all the same.
 
     Attributes:
         kept_columns: None: for wgrad the input is kept as it came, a Column layer's as its sequence shard. Else only
@@ -39,16 +41,16 @@ class Product(Protocol):
     def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
         """The input's dims after the first, from the output's."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
         """Write the output of these rows."""
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """Write the input's gradient of these rows."""
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """The part of the weight's gradient that comes from these rows."""
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
         """Add the part of the weight's gradient that comes from these rows to `main_grad`, in its dtype."""
 
 
@@ -70,19 +72,19 @@ class Dense:
         """`[…, O]` to `[…, I]`."""
         return *y_dims[:-1], weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: slice, out: Tensor) -> None:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
         """`x Wᵀ (+ b)`."""
         functional.forward(x, weight, bias, out=out)
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: slice, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """`dy W`."""
         functional.dgrad(dy, weight, out=out)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x`."""
         return functional.wgrad(dy, x, dtype=dtype)
 
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: slice, main_grad: Tensor) -> None:
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
         """`dyᵀ x`, straight from the product where the device can."""
         functional.accumulate_wgrad(dy, x, main_grad=main_grad)
 

@@ -5,12 +5,15 @@ import json
 from collections.abc import Sequence
 
 from shiplap.config import TrainConfig
+from shiplap.planning.run import given_plan
 from shiplap.planning.site_table import in_bytes, site_table
 from shiplap.planning.sites import Site, sites_of_run
 from shiplap.planning.skeleton import skeleton
+from shiplap.topology.layout import layout_for
 from shiplap.train.setup import resolve_structure
 
 _WIDTH = 120
+_OF_AUTO = "--tp-comm-plan auto: these are the switches' methods; training measures its own."
 
 
 def explain(family: str, config: TrainConfig) -> list[Site]:
@@ -21,10 +24,16 @@ def explain(family: str, config: TrainConfig) -> list[Site]:
         config: the run.
 
     Raises:
-        UserError: sizes that do not fit together, or a checkpoint whose headers cannot be read.
+        UserError: sizes that do not fit together, a checkpoint whose headers cannot be read, or a plan for something
+            else.
     """
     model, adapters = resolve_structure(family, config)
-    return sites_of_run(skeleton(family, config, model=model, adapters=adapters), config)
+    bones = skeleton(family, config, model=model, adapters=adapters)
+    num_ranks = config.run.nproc or config.parallel.model_parallel_size
+    plan = given_plan(config, bones, layout_for(config.parallel, num_ranks))
+    if plan is not None:
+        plan.apply(bones)
+    return sites_of_run(bones, config)
 
 
 def as_text(family: str, config: TrainConfig, sites: Sequence[Site]) -> str:
@@ -44,6 +53,7 @@ def as_text(family: str, config: TrainConfig, sites: Sequence[Site]) -> str:
             site_table(sites, width=_WIDTH),
             "",
             f"{in_bytes(overlapping)} of {in_bytes(sent)} sent by each rank in a micro-batch overlap with a product.",
+            *([_OF_AUTO] if config.plan.is_auto else []),
         )
     )
 

@@ -25,6 +25,8 @@ def make_model(setup: Setup, env: GlobalEnv) -> DecoderModel:
     model = _base(setup, env)
     if setup.adapters is not None:
         _adapt(model, setup, env)
+    if setup.plan is not None:
+        setup.plan.apply(model)
     torch.manual_seed(seed + 1 + env.coordinate("dp"))
     return model.to(env.device)
 

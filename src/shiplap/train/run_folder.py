@@ -16,12 +16,13 @@ from shiplap.topology import RankLayout
 from shiplap.train.setup import Setup
 
 
-def claim_run_folder(asked: str | None, family: str) -> Path:
+def claim_run_folder(asked: str | None, family: str, *, flag: str = "--run-dir") -> Path:
     """Make the folder of a run. One that holds files already is left alone: the name gets a number.
 
     Args:
         asked: what `--run-dir` says; without it the name is `runs/FAMILY-DATE-TIME`.
         family: the model, for the name.
+        flag: that says it, where it is another one.
 
     Raises:
         UserError: the folder cannot be made, or not be written to.
@@ -33,7 +34,7 @@ def claim_run_folder(asked: str | None, family: str) -> Path:
     except OSError as error:
         where = "." if asked is None else asked
         raise UserError(
-            f"--run-dir {where}: cannot write there: {error.strerror} ({error.filename}). Name a folder that can be "
+            f"{flag} {where}: cannot write there: {error.strerror} ({error.filename}). Name a folder that can be "
             "written to."
         ) from None
     raise AssertionError("There is always another number.")

@@ -12,6 +12,8 @@ from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
+from shiplap.planning.measured import MeasuredPlan
+from shiplap.planning.run import given_plan
 from shiplap.planning.sites import sites_of_run
 from shiplap.planning.skeleton import skeleton
 from shiplap.planning.strict import check_strict
@@ -32,6 +34,7 @@ class Setup:
         model: the model's sizes.
         weights: where the weights come from, in words.
         adapters: what is trained instead of the model's own weights; None: those are.
+        plan: a measured one; None: layers keep to the switches, or it is yet to be measured.
         data: the opened corpus, as one data-parallel rank sees it.
         num_micro_batches: per rank and optimizer step.
         tokens_per_step: over all ranks.
@@ -42,6 +45,7 @@ class Setup:
     model: TransformerConfig
     weights: str
     adapters: Adapters | None
+    plan: MeasuredPlan | None
     data: Data
     num_micro_batches: int
     tokens_per_step: int
@@ -63,8 +67,15 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         weights = f"from {config.model.llmc_filepath}, {read_llmc_header(config.model.llmc_filepath).dtype}"
         _check_tokenizer(config, f"--llmc-filepath {config.model.llmc_filepath}", vocab_size=model.vocab_size)
     check_save_folders(config, family=family, model=model)
-    if config.parallel.tp_comm_strict:
-        check_strict(config.parallel, sites_of_run(skeleton(family, config, model=model, adapters=adapters), config))
+    plan = None
+    if config.parallel.tp_comm_strict or config.plan.tp_comm_plan is not None:
+        bones = skeleton(family, config, model=model, adapters=adapters)
+        plan = given_plan(config, bones, layout)
+        if plan is not None:
+            plan.apply(bones)
+        # Of a plan that is yet to be measured nothing is known.
+        if not config.plan.is_auto:
+            check_strict(config.parallel, sites_of_run(bones, config))
     options = config.data
     num_micro_batches = options.num_micro_batches(layout.dp)
     data = open_data(
@@ -81,6 +92,7 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         model=model,
         weights=weights,
         adapters=adapters,
+        plan=plan,
         data=data,
         num_micro_batches=num_micro_batches,
         tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.dp,

@@ -8,13 +8,16 @@ from shiplap.config import TrainConfig
 from shiplap.data_parallel import replicate
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
+from shiplap.planning.run import conditions_of, note
 from shiplap.planning.site_table import site_table
 from shiplap.planning.sites import sites_of_run
-from shiplap.topology import GlobalEnv
+from shiplap.topology import GlobalEnv, RankLayout
 from shiplap.topology.handshake import fail_together
 from shiplap.topology.launch import agreed_env
+from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import describe, make_model
 from shiplap.train.outputs import open_outputs
+from shiplap.train.plan import with_plan
 from shiplap.train.reading import Batch, read_together
 from shiplap.train.report import Reports, StepRecord
 from shiplap.train.run_folder import claim_run_folder
@@ -36,9 +39,12 @@ def train(family: str, config: TrainConfig) -> None:
     Raises:
         AgreedError: on every rank, if any finds a mistake in what was asked for.
     """
-    with agreed_env(config.parallel, device=config.run.device, settings=settings(family, config)) as env:
+    agreed = agreed_env(config.parallel, device=config.run.device, settings=settings(family, config))
+    with agreed as env, reproducible(config.run):
         with fail_together():
+            check_environment(config.run)
             setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
+        setup = with_plan(setup, env)
         # Only now: a run that some rank cannot begin leaves no folder behind.
         with fail_together():
             if env.rank == 0:
@@ -47,7 +53,8 @@ def train(family: str, config: TrainConfig) -> None:
         model = make_model(setup, env)
         reports = Reports([])
         if folder is not None:
-            headline = f"{env.overview()}\n{describe(setup, model)}\n{_overlap_table(model, setup)}run folder: {folder}"
+            headline = f"{env.overview()}\n{describe(setup, model)}\n"
+            headline += f"{_overlap_table(model, setup, env.layout)}run folder: {folder}"
             reports = open_outputs(setup, folder, layout=env.layout, headline=headline)
         try:
             _Run(setup=setup, env=env, model=model, reports=reports).loop()
@@ -55,11 +62,35 @@ def train(family: str, config: TrainConfig) -> None:
             reports.close()
 
 
-def _overlap_table(model: DecoderModel, setup: Setup) -> str:
+def _overlap_table(model: DecoderModel, setup: Setup, layout: RankLayout) -> str:
     """What the model's layers communicate, a line for each kind and site; nothing where one rank does everything."""
     if setup.config.parallel.tensor_parallel_size == 1:
         return ""
-    return site_table(sites_of_run(model, setup.config)) + "\n"
+    table = site_table(sites_of_run(model, setup.config)) + "\n"
+    if setup.plan is None:
+        return table
+    return table + note(setup.plan, conditions_of(setup.config, layout)) + "\n"
+
+
+def new_step(setup: Setup, model: DecoderModel, env: GlobalEnv) -> TrainStep:
+    """What takes the steps of a run, with a new optimizer."""
+    options = setup.config.optimizer
+    return TrainStep(
+        model=model,
+        replica=replicate(model, env.group("dp")),
+        optimizer=build_adamw(model, options, fused=env.device.type == "cuda"),
+        options=options,
+        dtype=setup.config.run.dtype,
+        balance_coefficient=setup.model.router_aux_loss_coefficient,
+        env=env,
+        exposed=ExposedTime(env.device),
+    )
+
+
+def read_step(setup: Setup, step: int, env: GlobalEnv) -> list[Batch]:
+    """This rank's data for step `step`, counted from 0."""
+    train_batch, count = setup.data.batches.train_batch, setup.num_micro_batches
+    return read_together(lambda: [train_batch(step, number) for number in range(count)], env.group("dp"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +102,10 @@ class _Run:
 
     def loop(self) -> None:
         """All steps, with validation losses and samples between them."""
-        config, num_steps = self.setup.config, self.setup.config.optimizer.num_iteration
-        take_step = TrainStep(
-            model=self.model,
-            replica=replicate(self.model, self.env.group("dp")),
-            optimizer=build_adamw(self.model, config.optimizer, fused=self.env.device.type == "cuda"),
-            options=config.optimizer,
-            dtype=config.run.dtype,
-            balance_coefficient=self.setup.model.router_aux_loss_coefficient,
-            env=self.env,
-            exposed=ExposedTime(self.env.device),
-        )
-        for step in range(num_steps):
+        take_step = new_step(self.setup, self.model, self.env)
+        for step in range(self.setup.config.optimizer.num_iteration):
             started = time.perf_counter()
-            result = take_step(step, self._read(step))
+            result = take_step(step, read_step(self.setup, step, self.env))
             seconds = time.perf_counter() - started
             exposed = result.exposed_tp_comm_ms
             percent = None if exposed is None else 0.1 * exposed / seconds
@@ -104,11 +125,6 @@ class _Run:
             )
             self._between_steps(step + 1)
         self.reports.on_success()
-
-    def _read(self, step: int) -> list[Batch]:
-        """This rank's data for a step."""
-        train_batch, count = self.setup.data.batches.train_batch, self.setup.num_micro_batches
-        return read_together(lambda: [train_batch(step, number) for number in range(count)], self.env.group("dp"))
 
     def _between_steps(self, num_done: int) -> None:
         """Whatever is due after this many steps; after the last one, everything that is on."""

@@ -3,8 +3,9 @@
 *Gather and consume*: shards `[S/R, …]` of all ranks are gathered; `consume(rows, part)` is called for row ranges of
 the whole that together cover it once, as they become available.
 
-*Produce and scatter*: `produce(rows, out)` is called for row ranges of the whole `[S, …]` and writes this rank's
-partial result for them into `out`; each rank gets its rows `[S/R, …]` of the sum over the ranks.
+*Produce and scatter*: `produce(rows, out)` is called for rows of the whole `[S, …]`, a range of them or the same range
+of every shard, and writes this rank's partial result for them into `out`; each rank gets its rows `[S/R, …]` of the sum
+over the ranks.
 
 The methods differ in when they call and what runs meanwhile, never in the result's meaning. `sequential` is the
 reference. Ideas: Wang et al. 2023 (ASPLOS, "Overlap communication with dependent computation via decomposition") for
@@ -18,10 +19,23 @@ import torch
 from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
-from shiplap.comm.overlap import bulk, exchange, grouped, reduce, replicated, ring, sequential
+from shiplap.comm.observe import at_site
+from shiplap.comm.overlap import bulk, exchange, grouped, pieces, reduce, replicated, ring, sequential
+from shiplap.comm.overlap.rows import Rows, take
+
+__all__ = [
+    "Consume",
+    "Produce",
+    "Rows",
+    "gather_and_consume",
+    "is_prefetched",
+    "prefetch",
+    "produce_and_scatter",
+    "take",
+]
 
 Consume = Callable[[slice, Tensor], None]
-Produce = Callable[[slice, Tensor], None]
+Produce = Callable[[Rows, Tensor], None]
 
 _GATHER: Mapping[str, Callable[..., Tensor]] = {
     "replicated": replicated.gather_and_consume,
@@ -35,13 +49,14 @@ _SCATTER: Mapping[str, Callable[..., Pending]] = {
     "bulk": bulk.produce_and_scatter,
     "reduce": reduce.produce_and_scatter,
     "exchange": exchange.produce_and_scatter,
+    "pieces": pieces.produce_and_scatter,
 }
 _PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.prefetch,
     "sequential": sequential.prefetch,
     "bulk": bulk.prefetch,
 }
-_WITH_NUMBERS = ("ring", "grouped", "exchange")
+_WITH_NUMBERS = ("ring", "grouped", "exchange", "pieces")
 _Result = TypeVar("_Result")
 
 
@@ -57,6 +72,7 @@ def _call(table: Mapping[str, Callable[..., _Result]], method: str, *arguments: 
     return table[name](*arguments, numbers=[int(number) for number in numbers.split(",")])
 
 
+@at_site("gather")
 def gather_and_consume(method: str, x_sBH: Tensor, consume: Consume, *, group: Group) -> Tensor:
     """Gather `x_sBH [S/R, …]` and hand it to `consume` as it arrives.
 
@@ -69,6 +85,7 @@ def gather_and_consume(method: str, x_sBH: Tensor, consume: Consume, *, group: G
     return _call(_GATHER, method, x_sBH, consume, group)
 
 
+@at_site("scatter")
 def produce_and_scatter(method: str, produce: Produce, out_SBH: torch.Size, *, like: Tensor, group: Group) -> Pending:
     """Produce partial results of shape `out_SBH`, and sum them over the ranks into each rank's shard.
 
@@ -88,6 +105,7 @@ def produce_and_scatter(method: str, produce: Produce, out_SBH: torch.Size, *, l
     return _call(_SCATTER, method, produce, out_SBH, like, group)
 
 
+@at_site("prefetch")
 def prefetch(method: str, x_sBH: Tensor, *, group: Group) -> Pending:
     """Start gathering `x_sBH [S/R, …]` into `[S, …]` for a product that comes after the next one.
 

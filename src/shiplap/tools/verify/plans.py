@@ -23,11 +23,13 @@ _OTHER_COLUMN_PLANS = (
     ColumnPlan(forward="sequential", dgrad="reduce", wgrad="sequential"),
     ColumnPlan(forward="grouped", dgrad="bulk", wgrad="bulk"),
     ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
+    ColumnPlan(forward="ring", dgrad="pieces", wgrad="bulk"),
     ColumnPlan(forward="ring", dgrad="exchange", wgrad="bulk", keeps="gathered"),
 )
 _OTHER_ROW_PLANS = (
     RowPlan(forward="reduce", dgrad="sequential"),
     RowPlan(forward="exchange:2", dgrad="ring:2"),
+    RowPlan(forward="pieces", dgrad="ring"),
     RowPlan(forward="exchange", dgrad="grouped"),
 )
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from shiplap.config.errors import UserError
 from shiplap.tools.verify.verdict import Row
 
@@ -104,8 +102,3 @@ def _finite(value: object) -> object:
         case float() if not math.isfinite(value):
             return None
     return value
-
-
-def device_name(device: torch.device) -> str:
-    """Of the accelerator, or what PyTorch says of the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()

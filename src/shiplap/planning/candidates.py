@@ -1,0 +1,114 @@
+"""The ways a layer could do a pass, forward or backward: what is measured to find the fastest.
+
+A *pass* is a layer's whole forward or its whole backward. A Column layer's backward has two sites whose communication
+runs at the same time, so they are chosen together. The first way of every pass is the one in which nothing overlaps.
+
+The switches say what may overlap; a plan refines how (`shiplap.config.model_parallel`):
+
+| communication | in bulk, if | as a pipeline, if |
+|---|---|---|
+| Column forward, Row backward: all-gather | | `overlap_ag` |
+| Row forward: reduce-scatter | | `overlap_rs` |
+| Column backward: reduce-scatter | `bulk_dgrad` | `overlap_rs_dgrad` |
+| Column backward: second all-gather | `bulk_wgrad` | `bulk_wgrad` |
+
+where a layer that is denied its pipelines has neither of the two that Column's forward and its dgrad could have.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from shiplap.comm.plan import ColumnPlan, Keeps, RowPlan
+from shiplap.config import ModelParallelConfig
+from shiplap.planning.layers import ParallelLayer
+from shiplap.tensor_parallel.linear import ColumnParallelLinear
+
+Plan = ColumnPlan | RowPlan
+Pass = Literal["forward", "backward"]
+SEQUENTIAL = "sequential"
+
+
+def sequential_plan(layer: ParallelLayer, *, keeps: Keeps = "shard") -> Plan:
+    """The plan in which nothing overlaps."""
+    if layer.kind == "column":
+        return ColumnPlan(forward=SEQUENTIAL, dgrad=SEQUENTIAL, wgrad=SEQUENTIAL, keeps=keeps)
+    return RowPlan(forward=SEQUENTIAL, dgrad=SEQUENTIAL)
+
+
+def with_fields(plan: Plan, fields: Mapping[str, Any]) -> Plan:
+    """The plan with other values in some of its fields."""
+    changed: Plan = replace(plan, **fields)
+    return changed
+
+
+def candidates(
+    layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, keeps: Keeps = "shard"
+) -> dict[str, Plan]:
+    """Plans that differ in what they do in a pass, by a short name of that; the one that overlaps nothing first.
+
+    Args:
+        layer: the layer; its `has_backward` must be true if backward is asked for.
+        direction: the pass.
+        parallel: the switches, and the TP size.
+        keeps: what a Column layer keeps for wgrad.
+    """
+    nothing = sequential_plan(layer, keeps=keeps)
+    return {_name(fields): with_fields(nothing, fields) for fields in _choices(layer, direction, parallel, keeps=keeps)}
+
+
+def _choices(
+    layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, keeps: Keeps
+) -> Sequence[Mapping[str, str]]:
+    """The fields of the plan in which the candidates differ."""
+    size, overlap = parallel.tensor_parallel_size, parallel.tp_comm_overlap
+    if isinstance(layer.module, ColumnParallelLinear):
+        may_pipeline = overlap and not layer.module.disable_tp_comm_pipeline
+        if direction == "forward":
+            return [{"forward": way} for way in _gathers(size, pipeline=may_pipeline and parallel.tp_comm_overlap_ag)]
+        scatters = [SEQUENTIAL]
+        if layer.has_dgrad:
+            # Bulk hides behind wgrad, so there must be one.
+            bulk = overlap and parallel.tp_comm_bulk_dgrad and layer.has_wgrad
+            scatters += ["bulk"] if bulk else []
+            scatters += _scatter_pipelines(size) if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
+        gathers = [SEQUENTIAL]
+        if layer.gathers_again and keeps == "shard" and overlap and parallel.tp_comm_bulk_wgrad:
+            gathers += (["bulk"] if layer.has_dgrad else []) + ["ring", "ring:2"]
+        # The one without overlap first, then bulk overlap of the gather: if time is short, the last are not measured.
+        pairs = [(scatter, gather) for gather in (*gathers[1:], SEQUENTIAL) for scatter in scatters]
+        pairs.sort(key=lambda pair: pair != (SEQUENTIAL, SEQUENTIAL))
+        return [
+            ({"dgrad": scatter} if len(scatters) > 1 or len(gathers) == 1 else {})
+            | ({"wgrad": gather} if len(gathers) > 1 else {})
+            for scatter, gather in pairs
+        ]
+    if direction == "backward":
+        # Without dgrad there is nothing to hide it behind: wgrad needs all of dy.
+        may_pipeline = overlap and parallel.tp_comm_overlap_ag and layer.has_dgrad
+        return [{"dgrad": way} for way in _gathers(size, pipeline=may_pipeline)]
+    pipelines = _scatter_pipelines(size) if overlap and parallel.tp_comm_overlap_rs else []
+    return [{"forward": way} for way in (SEQUENTIAL, *pipelines)]
+
+
+def _gathers(size: int, *, pipeline: bool) -> list[str]:
+    """Ways to gather. At TP 2 a group of shards is a ring, and chunks are what helps; at larger TP few products do."""
+    if not pipeline:
+        return [SEQUENTIAL]
+    if size == 2:
+        return [SEQUENTIAL, "ring", "ring:2", "ring:4", "ring:8"]
+    return [SEQUENTIAL, "ring", "grouped", f"grouped:1,{size - 1}", "ring:2", "ring:4"]
+
+
+def _scatter_pipelines(size: int) -> list[str]:
+    chunks = ["exchange:2", "exchange:4", "exchange:8"] if size == 2 else ["exchange:2", "exchange:4"]
+    return ["exchange", *chunks, "reduce", "pieces:1,1", "pieces:2,1,1"]
+
+
+def _name(fields: Mapping[str, str]) -> str:
+    """Such as `ring:2`, or `dgrad bulk, wgrad ring` where there are two sites."""
+    if len(set(fields.values())) == 1 and SEQUENTIAL in fields.values():
+        return SEQUENTIAL
+    if len(fields) == 1:
+        return next(iter(fields.values()))
+    return ", ".join(f"{site} {way}" for site, way in fields.items())

@@ -1,0 +1,59 @@
+"""A product that says when it runs, to whoever watches (`shiplap.comm.observe`)."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shiplap.comm.observe import running_product
+from shiplap.comm.overlap import Rows
+from shiplap.tensor_parallel.product import Dims, Product
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedProduct:
+    """Computes what another product computes.
+
+    Attributes:
+        of: that one.
+    """
+
+    of: Product
+
+    @property
+    def kept_columns(self) -> slice | None:
+        """The other's."""
+        return self.of.kept_columns
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The other in this dtype."""
+        return replace(self, of=self.of.to(dtype))
+
+    def output_dims(self, x_dims: Dims, weight: Tensor) -> Dims:
+        """The other's."""
+        return self.of.output_dims(x_dims, weight)
+
+    def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
+        """The other's."""
+        return self.of.input_dims(y_dims, weight)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
+        """Write the output of these rows."""
+        with running_product("forward"):
+            self.of.forward(x, weight, bias, rows=rows, out=out)
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
+        """Write the input's gradient of these rows."""
+        with running_product("dgrad"):
+            self.of.dgrad(dy, weight, rows=rows, out=out)
+
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
+        """The part of the weight's gradient that comes from these rows."""
+        with running_product("wgrad"):
+            return self.of.wgrad(dy, x, rows=rows, dtype=dtype)
+
+    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
+        """Add the part of the weight's gradient that comes from these rows to `main_grad`."""
+        with running_product("wgrad"):
+            self.of.accumulate_wgrad(dy, x, rows=rows, main_grad=main_grad)

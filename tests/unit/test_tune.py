@@ -1,0 +1,285 @@
+"""What `tune` makes of times: in one process, with layers that take as long as they are said to, by the clock too."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shiplap import GlobalEnv, destroy_all_env, init_all_env
+from shiplap.comm.plan import ColumnPlan
+from shiplap.config import TrainConfig
+from shiplap.config.tune import TuneConfig, TuneOptions
+from shiplap.planning.candidates import Pass, Plan, candidates
+from shiplap.planning.layers import ParallelLayer, parallel_layers
+from shiplap.planning.measured import MeasuredPass, MeasuredPlan
+from shiplap.planning.probe import Workload
+from shiplap.planning.run import conditions_of
+from shiplap.planning.tune import TuneSettings, tune, unclear
+from shiplap.tools.tune import as_text
+from shiplap.topology.layout import layout_for
+from tests.cases.measured import SMALL, model_of, run_of
+
+HEAD = "head.projection"
+Cost = Callable[[ParallelLayer, Pass, Plan], float]
+
+
+class Clock:
+    """Seconds that pass only where a layer runs; from now on, as the real one may have been read before."""
+
+    def __init__(self) -> None:
+        self.begun, self.spent = time.perf_counter(), 0.0
+
+    def __call__(self) -> float:
+        return self.begun + self.spent
+
+
+class FakeProbe:
+    """Takes as long as `cost` says; and as long again for what is not timed."""
+
+    cost: Cost
+    clock: Clock
+    calls: list[tuple[str, Pass, Plan]]
+
+    def __init__(self, layer: ParallelLayer, workload: Workload, env: GlobalEnv) -> None:
+        self.layer, self.env = layer, env
+
+    def milliseconds(self, direction: Pass, plan: Plan) -> float:
+        cost = type(self).cost(self.layer, direction, plan)
+        self.calls.append((self.layer.path, direction, plan))
+        self.clock.spent += 2e-3 * cost
+        return cost
+
+    def seconds_of_a_measurement(self, direction: Pass, plan: Plan) -> float:
+        return 2e-3 * self.milliseconds(direction, plan)
+
+
+@pytest.fixture
+def env() -> Iterator[GlobalEnv]:
+    yield init_all_env(device="cpu")
+    destroy_all_env()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(FakeProbe, "clock", clock, raising=False)
+    monkeypatch.setattr(FakeProbe, "calls", [], raising=False)
+    monkeypatch.setattr("shiplap.planning.tune.Probe", FakeProbe)
+    monkeypatch.setattr("shiplap.planning.tune.time.perf_counter", clock)
+    return clock
+
+
+def tuned(
+    config: TrainConfig, cost: Cost, env: GlobalEnv, said: list[tuple[float, str]] | None = None, **settings: Any
+) -> MeasuredPlan:
+    FakeProbe.cost = staticmethod(cost)
+    return tune(
+        parallel_layers(model_of(config)),
+        config.parallel,
+        conditions=conditions_of(config, layout_for(config.parallel, 2)),
+        env=env,
+        settings=TuneSettings(**settings),
+        progress=lambda fraction, text: None if said is None else said.append((fraction, text)),
+    )
+
+
+def by_pass(plan: MeasuredPlan) -> dict[str, MeasuredPass]:
+    return {f"{' '.join(one.layers)} {one.direction}": one for one in plan.passes}
+
+
+def constant(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+    return 10.0
+
+
+def best_is(**best: str) -> Cost:
+    """Sites named take 40 % of the time where they have these methods."""
+
+    def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+        sites = ("forward",) if direction == "forward" else ("dgrad", "wgrad")
+        names = {site: f"{layer.kind}_{site}" for site in sites if hasattr(plan, site)}
+        return 10.0 - sum(3.0 for site, name in names.items() if best.get(name) == getattr(plan, site))
+
+    return cost
+
+
+def test_every_pass_of_every_kind_has_its_timings(env: GlobalEnv, clock: Clock) -> None:
+    config = run_of()
+    said: list[tuple[float, str]] = []
+    plan = tuned(config, constant, env, said)
+    layers = {layer.path: layer for layer in parallel_layers(model_of(config))}
+    assert list(by_pass(plan)) == [
+        f"{path} {direction}"
+        for path in (*(f"blocks.*.{name}" for name in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")), HEAD)
+        for direction in ("forward", "backward")
+    ]
+    for one in plan.passes:
+        layer = layers[one.layers[0].replace("*", "0")]
+        assert list(one.timings) == list(candidates(layer, one.direction, config.parallel))
+        assert all(timing.rounds >= 5 for timing in one.timings.values())
+        assert (one.method, one.is_clear, one.speedup, one.kept) == ("sequential", True, 1.0, None)
+    plan.check(model_of(config), config.parallel, plan.conditions)
+    fractions = [fraction for fraction, _ in said]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert said[-1][1] == f"{HEAD} backward: sequential"
+
+
+def test_the_fastest_is_chosen_where_it_is(env: GlobalEnv, clock: Clock) -> None:
+    config = run_of(tp_comm_overlap_rs_dgrad=True)
+    best = {"column_forward": "ring:4", "column_dgrad": "pieces:1,1", "column_wgrad": "bulk", "row_forward": "reduce"}
+    plan = tuned(config, best_is(**best), env)
+    passes = by_pass(plan)
+    assert passes["blocks.*.mlp.fc1 forward"].fields == {"forward": "ring:4"}
+    assert passes["blocks.*.mlp.fc1 backward"].fields == {"dgrad": "pieces:1,1", "wgrad": "bulk", "keeps": "shard"}
+    assert passes["blocks.*.mlp.fc1 backward"].speedup == pytest.approx(10 / 4)
+    assert passes["blocks.*.mlp.fc2 forward"].fields == {"forward": "reduce"}
+    assert passes["blocks.*.mlp.fc2 backward"].fields == {"dgrad": "sequential"}
+    model = model_of(config)
+    plan.check(model, config.parallel, plan.conditions)
+    plan.apply(model)
+    for layer in parallel_layers(model):
+        for site in ("forward", "dgrad", "wgrad"):
+            method = getattr(layer.module.plan, site, None)
+            assert method is None or method == best.get(f"{layer.kind}_{site}", "sequential")
+
+
+def test_what_is_off_is_not_run(env: GlobalEnv, clock: Clock) -> None:
+    tuned(run_of(tp_comm_overlap_ag=False, tp_comm_bulk_dgrad=False), constant, env)
+    assert {plan.forward for _, direction, plan in FakeProbe.calls if direction == "forward"} >= {"reduce"}
+    columns = [plan for _, _, plan in FakeProbe.calls if isinstance(plan, ColumnPlan)]
+    assert {(plan.forward, plan.dgrad) for plan in columns} == {("sequential", "sequential")}
+
+
+def keeping(gain: float) -> Cost:
+    """Backward takes so much less where the gathered input is kept."""
+
+    def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+        return 10.0 - (gain if isinstance(plan, ColumnPlan) and plan.keeps == "gathered" else 0.0)
+
+    return cost
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_what_keeping_the_gathered_input_would_change(env: GlobalEnv, clock: Clock, takes: bool) -> None:
+    config = run_of()
+    plan = tuned(config, keeping(2.0), env, compares_kept=True, takes_kept=takes)
+    for name, one in by_pass(plan).items():
+        is_column_s = one.layer["kind"] == "column" and one.direction == "backward"
+        assert (one.kept is not None) == is_column_s, name
+        if one.kept is not None:
+            assert one.kept.speedup == pytest.approx(10 / 8)
+            assert one.kept.is_clear
+            # One more shard of 8 tokens of 3 sequences, 32 values in float32.
+            assert one.kept.memory_bytes == 8 * 3 * 32 * 4
+            assert one.fields["keeps"] == ("gathered" if takes else "shard")
+    plan.check(model_of(config), config.parallel, plan.conditions)
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.05, -2.0])
+def test_more_memory_is_not_taken_for_nothing(env: GlobalEnv, clock: Clock, gain: float) -> None:
+    plan = tuned(run_of(), keeping(gain), env, compares_kept=True, takes_kept=True)
+    assert all(one.fields["keeps"] == "shard" for one in plan.passes if "keeps" in one.fields)
+
+
+def test_who_asks_to_keep_it_keeps_it(env: GlobalEnv, clock: Clock) -> None:
+    config = run_of(tp_comm_keep_gathered=True)
+    plan = tuned(config, keeping(-2.0), env, compares_kept=True)
+    one = by_pass(plan)["blocks.*.mlp.fc1 backward"]
+    assert one.fields["keeps"] == "gathered"
+    assert one.kept is not None
+    assert one.kept.speedup == pytest.approx(10 / 12)
+    plan.check(model_of(config), config.parallel, plan.conditions)
+
+
+@pytest.mark.parametrize("compares", [False, True])
+@pytest.mark.parametrize("seconds", [3.0, 20.0, 100.0])
+def test_time_runs_out(env: GlobalEnv, clock: Clock, seconds: float, compares: bool) -> None:
+    """All are equally fast but for a little, so that nothing is decided; 10 ms and as much again each."""
+    count = iter(range(10**9))
+
+    def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+        return 10.0 + next(count) % 7 * 0.1
+
+    plan = tuned(run_of(), cost, env, seconds=seconds, compares_kept=compares)
+    # The last round of each race may be over the limit, and each race has two ways and one round at least.
+    assert clock.spent <= 1.1 * seconds + 0.5
+    assert len(plan.passes) == 10
+    assert all(one.method == "sequential" for one in plan.passes)
+
+
+def test_little_time_is_spent_on_few_ways(env: GlobalEnv, clock: Clock) -> None:
+    """Two ways in one round say nothing, and what was not measured is not known to be slower."""
+    plan = tuned(run_of(), constant, env, seconds=1.0)
+    assert all(len(one.timings) == 2 for one in plan.passes)
+    assert [one.method for one in plan.passes] == ["sequential"] * 10
+    assert len(unclear(plan.passes)) == 10
+    assert unclear(plan.passes)[0] == "blocks.*.attention.qkv forward"
+
+
+def test_the_first_ways_are_clear_and_others_were_left_out(env: GlobalEnv, clock: Clock) -> None:
+    """Time for some ways in enough rounds: what is clearly faster is so, but that nothing is faster is not known."""
+    plan = tuned(run_of(), best_is(row_forward="exchange"), env, seconds=3.0)
+    passes = by_pass(plan)
+    assert 2 <= len(passes["blocks.*.mlp.fc2 forward"].timings) < 8
+    assert passes["blocks.*.mlp.fc2 forward"].method == "exchange"
+    assert passes["blocks.*.mlp.fc2 forward"].is_clear
+    assert not passes["blocks.*.mlp.fc1 backward"].is_clear
+
+
+def test_unlimited_time_is_a_time_too(env: GlobalEnv, clock: Clock) -> None:
+    plan = tuned(run_of(), constant, env, seconds=float("inf"))
+    assert all(one.is_clear for one in plan.passes)
+
+
+def test_the_last_pass_has_what_the_others_leave(env: GlobalEnv, clock: Clock) -> None:
+    """Passes that are decided at once leave their time to those that are not."""
+    count = iter(range(10**9))
+
+    def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+        if layer.path != HEAD:
+            return best_is(column_forward="ring", row_forward="exchange")(layer, direction, plan)
+        return 100.0 + next(count) % 7
+
+    plan = tuned(run_of(), cost, env, seconds=60.0)
+    assert len(by_pass(plan)[f"{HEAD} backward"].timings) == 8
+
+
+def test_exhaustive_runs_everything_in_all_rounds(env: GlobalEnv, clock: Clock) -> None:
+    plan = tuned(run_of(), best_is(row_forward="reduce"), env, is_exhaustive=True)
+    rounds = {timing.rounds for one in plan.passes for timing in one.timings.values() if len(one.timings) > 1}
+    assert rounds == {20}
+    assert by_pass(plan)["blocks.*.mlp.fc2 forward"].method == "reduce"
+
+
+def test_a_pass_without_a_choice_is_measured_and_clear(env: GlobalEnv, clock: Clock) -> None:
+    plan = tuned(run_of(tp_comm_overlap_ag=False), constant, env, seconds=60.0)
+    one = by_pass(plan)["blocks.*.mlp.fc1 forward"]
+    assert (list(one.timings), one.is_clear) == (["sequential"], True)
+
+
+def test_the_table(env: GlobalEnv, clock: Clock) -> None:
+    config = run_of()
+    asked = TuneConfig(parallel=config.parallel, model=SMALL, data=config.data, tune=TuneOptions(output="my plan.json"))
+    plan = tuned(config, best_is(column_forward="ring:2", row_forward="exchange"), env, compares_kept=True)
+    open_one = replace(plan.passes[1], is_clear=False)
+    text = as_text(replace(plan, passes=[plan.passes[0], open_one, *plan.passes[2:]]), asked)
+    lines = text.splitlines()
+    assert lines[0].split() == ["layer", "pass", "method", "ms", "against", "none", "of"]
+    assert lines[1].split() == ["blocks.*.attention.qkv", "forward", "ring:2", "7.00", "1.43×", "5"]
+    assert lines[2].split() == [
+        "blocks.*.attention.qkv",
+        "backward",
+        "sequential",
+        "10.00",
+        "1.00×",
+        "8",
+        "not",
+        "clear",
+    ]
+    assert len([line for line in lines if "with the gathered input kept" in line]) == 3
+    assert "--tp-comm-overlap-rs-dgrad is off" in text
+    assert "not clear: the machine is too noisy" in text
+    assert lines[-1] == "plan written: my plan.json"
+    assert "not clear" not in as_text(plan, asked)
