@@ -36,7 +36,7 @@ from shiplap.planning.part import Part, attention_part, mlp_part
 from shiplap.planning.probe import Workload
 from shiplap.planning.rounds import ratios
 from shiplap.planning.tune import TuneSettings, tune
-from shiplap.tools.bench.peers import PEERS
+from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.topology.launch import joined_world
 
 HEAD_SIZE = 64
@@ -144,10 +144,8 @@ def variants(part: Part, plan: MeasuredPlan, parallel: ModelParallelConfig) -> d
     switches = {name: layer.module.plan for name, layer in part.layers.items()}
     measured = {name: plan_of(plan, layer) for name, layer in part.layers.items()}
     kept = kept_plans(part, plan, parallel)
-    dtensor = PEERS["dtensor"]
-    why_not = dtensor.why_not(part)
-    assert why_not is None, why_not
-    peer = dtensor.step(part)
+    peer = seat(PEERS["dtensor"], part)
+    assert not isinstance(peer, str), peer
 
     def under(plans: Mapping[str, Any]) -> Callable[[], float]:
         return lambda: part.milliseconds(plans)

@@ -1,0 +1,186 @@
+"""The passes of the model's kinds of parallel layers, each in all the ways that it could be done."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from shiplap.comm.plan import ColumnPlan, Keeps
+from shiplap.config import ModelParallelConfig
+from shiplap.models.decoder import DecoderModel
+from shiplap.planning.candidates import Pass, Plan, candidates, with_fields
+from shiplap.planning.layers import ParallelLayer, parallel_layers
+from shiplap.planning.measured import Description
+from shiplap.planning.probe import Probe, Workload
+from shiplap.planning.sites import BYTES_OF, folded_path
+from shiplap.planning.tune import kinds_of
+from shiplap.tools.bench.subject import COMMUNICATION, MEASURED, PRODUCTS, SEQUENTIAL, SWITCHES, Subject
+from shiplap.topology import GlobalEnv
+
+PlanOf = Callable[[ParallelLayer], Plan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """Layers that are as fast as one another.
+
+    Attributes:
+        name: their folded paths.
+        count: of them.
+        layer: the first.
+        description: what decides their speed.
+    """
+
+    name: str
+    count: int
+    layer: ParallelLayer
+    description: Description
+
+    @property
+    def directions(self) -> tuple[Pass, ...]:
+        """The passes that communicate."""
+        return ("forward", "backward") if self.layer.has_backward else ("forward",)
+
+
+def layer_kinds(model: DecoderModel) -> list[LayerKind]:
+    """The kinds of the model's parallel layers, in its order."""
+    kinds = kinds_of(parallel_layers(model))
+    folded = [{folded_path(path)[0] for path in kind.paths} for kind in kinds]
+    is_alone = [all(names.isdisjoint(other) for other in folded if other is not names) for names in folded]
+    return [
+        LayerKind(
+            name=_name(kind.paths, is_alone=alone),
+            count=len(kind.paths),
+            layer=kind.layer,
+            description=kind.description,
+        )
+        for kind, alone in zip(kinds, is_alone, strict=True)
+    ]
+
+
+def _name(paths: Sequence[str], *, is_alone: bool) -> str:
+    """Folded; with the numbers of the blocks where those of others differ."""
+    blocks: dict[str, list[int]] = {}
+    for path in paths:
+        folded, number = folded_path(path)
+        blocks.setdefault(folded, []).append(number)
+    if is_alone:
+        return ", ".join(blocks)
+    return ", ".join(folded.replace("*", ranges(numbers)) for folded, numbers in blocks.items())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`1-11`, or `0,4,8`."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 1 and last - first + 1 == len(numbers):
+        return f"{first}-{last}"
+    return ",".join(map(str, numbers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What a pass can be done with.
+
+    Attributes:
+        plans: the candidates, by name; nothing overlapped first.
+        communication: plans that communicate differently, by their variant's name; nothing overlapped first.
+    """
+
+    plans: Mapping[str, Plan]
+    communication: Mapping[str, Plan]
+
+
+def ways_of(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig) -> Ways:
+    """The candidates, and those of them that communicate differently if there is nothing to hide behind."""
+    keeps: Keeps = layer.module.plan.keeps if isinstance(layer.module.plan, ColumnPlan) else "shard"
+    plans = candidates(layer, direction, parallel, keeps=keeps)
+    communication: dict[str, Plan] = {}
+    for name, plan in plans.items():
+        # The same collectives as without overlap, only started at another time.
+        in_bulk = {field: SEQUENTIAL for field in ("dgrad", "wgrad") if getattr(plan, field, None) == "bulk"}
+        if not in_bulk:
+            communication[COMMUNICATION + name] = plan
+    return Ways(plans=plans, communication=communication)
+
+
+def fields_of(layer: ParallelLayer, direction: Pass, plan: Plan) -> dict[str, str]:
+    """What a plan says about a pass of the layer, of what makes a difference there."""
+    if direction == "forward":
+        return {"forward": plan.forward}
+    if not isinstance(plan, ColumnPlan):
+        return {"dgrad": plan.dgrad}
+    fields: dict[str, str] = {"keeps": plan.keeps} if layer.gathers_again else {}
+    fields |= {"dgrad": plan.dgrad} if layer.has_dgrad else {}
+    return fields | ({"wgrad": plan.wgrad} if layer.gathers_again and plan.keeps == "shard" else {})
+
+
+def layer_subject(
+    kind: LayerKind,
+    direction: Pass,
+    probe: Probe,
+    *,
+    workload: Workload,
+    parallel: ModelParallelConfig,
+    plan_of: PlanOf | None,
+) -> Subject:
+    """One pass of a kind of layer."""
+    layer = kind.layer
+    ways = ways_of(layer, direction, parallel)
+    variants: dict[str, Callable[[], float]] = {PRODUCTS: partial(probe.products_milliseconds, direction)}
+    for name, plan in ways.communication.items():
+        variants[name] = partial(probe.communication_milliseconds, direction, plan)
+    for name, plan in ways.plans.items():
+        variants[name] = partial(probe.milliseconds, direction, plan)
+    chosen, methods = {}, {}
+    own: dict[str, Plan] = {SWITCHES: layer.module.plan} | ({} if plan_of is None else {MEASURED: plan_of(layer)})
+    for role, plan in own.items():
+        fields = fields_of(layer, direction, plan)
+        known = [n for n, other in ways.plans.items() if fields_of(layer, direction, other) == fields]
+        chosen[role] = known[0] if known else role
+        if not known:
+            variants[role] = partial(probe.milliseconds, direction, plan)
+            methods[role] = ", ".join(f"{site} {way}" for site, way in fields.items())
+    return Subject(
+        what="layer",
+        name=kind.name,
+        count=kind.count,
+        direction=direction,
+        message_bytes_per_rank=message_bytes(layer, direction, workload, size=parallel.tensor_parallel_size),
+        variants=variants,
+        communication=tuple(ways.communication),
+        candidates=tuple(ways.plans),
+        chosen=chosen,
+        methods=methods,
+    )
+
+
+def message_bytes(layer: ParallelLayer, direction: Pass, workload: Workload, *, size: int) -> int:
+    """What each rank sends in a pass of one layer."""
+    if direction == "forward" or layer.kind == "row":
+        num_messages = 1
+    else:
+        fields = fields_of(layer, direction, layer.module.plan)
+        num_messages = ("dgrad" in fields) + ("wgrad" in fields)
+    whole = workload.sequence * workload.batch * layer.width * BYTES_OF[workload.dtype]
+    return num_messages * whole * (size - 1) // size
+
+
+def layer_subjects(
+    kinds: Sequence[LayerKind],
+    env: GlobalEnv,
+    *,
+    workload: Workload,
+    parallel: ModelParallelConfig,
+    plan_of: PlanOf | None,
+) -> Iterator[tuple[LayerKind, Pass, Subject]]:
+    """All passes of all kinds of layers, one after the other: a layer takes memory only while it is measured."""
+    for kind in kinds:
+        probe = Probe(kind.layer, workload, env)
+        for direction in kind.directions:
+            subject = layer_subject(kind, direction, probe, workload=workload, parallel=parallel, plan_of=plan_of)
+            yield kind, direction, subject
+
+
+def with_pass(plan: Plan, direction: Pass, other: Plan) -> Plan:
+    """The plan with what the other one does in a pass."""
+    names = ("forward",) if direction == "forward" else ("dgrad", "wgrad")
+    return with_fields(plan, {name: getattr(other, name) for name in names if hasattr(other, name)})
