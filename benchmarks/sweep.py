@@ -1,10 +1,15 @@
-"""Is the measured plan never slower than no overlap, and how much does it hide? Many shapes, in one run on real ranks.
+r"""Is the measured plan never slower than no overlap, and how much does it hide? Many shapes, in one run on real ranks.
 
 Run it on every rank. The ratio of communication to computation follows from the link: on the machine of
 docs/benchmarks.md, with two hosts, these are about 0.2, 0.5, 1 and 2:
 
-    for rate in 1770mbit 708mbit 354mbit 177mbit; do
-        sudo scripts/hosts.py --hosts 2 --rate $rate -- .venv/bin/python benchmarks/sweep.py --output sweep-tp2.jsonl
+    for rate in 665mbit 266mbit 133mbit 66mbit; do
+        sudo scripts/hosts.py --hosts 2 --rate $rate --offload -- \
+            .venv/bin/python benchmarks/sweep.py --part mlp --output sweep-tp2.jsonl
+    done
+    for rate in 1125mbit 450mbit 225mbit 112mbit; do
+        sudo scripts/hosts.py --hosts 2 --rate $rate --offload -- \
+            .venv/bin/python benchmarks/sweep.py --part attention --output sweep-tp2.jsonl
     done
 
 For each shape it tunes the plan of the part's layers (what `shiplap tune` does), then runs all variants once a round,
@@ -40,8 +45,8 @@ from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.topology.launch import joined_world
 
 HEAD_SIZE = 64
-MLP_HIDDEN, MLP_FFN, MLP_LENGTHS = 512, 6144, (64, 256, 1024)
-ATTENTION_HIDDEN, ATTENTION_LENGTHS = 3072, (16, 64, 128)
+MLP_HIDDEN, MLP_FFN, MLP_LENGTHS = 512, 12288, (32, 128, 256, 512)
+ATTENTION_HIDDEN, ATTENTION_LENGTHS = 3072, (16, 64, 128, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +244,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11, help="how often each variant runs")
     parser.add_argument("--tune-seconds", type=float, default=None, help="at most, for each shape")
-    parser.add_argument("--only", default="", help="shapes whose name has this in it, such as 'mlp S=256'")
+    parser.add_argument("--part", choices=("mlp", "attention"), help="this part only")
+    parser.add_argument("--longest", type=int, help="no longer sequences than this")
     parser.add_argument("--output", type=Path, help="append a line of JSON for each shape")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -249,7 +255,7 @@ def main() -> None:
             device="cpu",
         )
         for shape in SHAPES:
-            if arguments.only not in str(shape):
+            if arguments.part not in (None, shape.part) or shape.sequence > (arguments.longest or shape.sequence):
                 continue
             record = measure(shape, arguments, env)
             if env.rank == 0:

@@ -8,6 +8,9 @@ way. Waiting for such a link costs no processor time, so communication, and what
 machine. Nothing outside the namespaces is changed, and they are gone when the script ends, however it ends; what
 a SIGKILL leaves behind, the next run removes.
 
+With --offload the kernel hands on segments of four frames, as to a network card that cuts them itself: cables then cost
+a fraction of the processor time, as on real hosts, but a message of up to 36 kB after a pause passes at once.
+
 The command runs once per rank, and finds in its environment
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT   for torch.distributed's env://
   GLOO_SOCKET_IFNAME                       the cable; ranks of one host reach each other past it, at full speed
@@ -45,10 +48,14 @@ NETWORK, MOST_HOSTS = "198.18.0", 254  # from RFC 2544's range for measuring net
 # Measured 2026-11-30 (2 cores, Linux 6.18): one TCP stream carries 99.4, 99.3, 99.3 and 99.0 % of 100 and 200 mbit,
 # 1 and 10 gbit as payload; at load 7, 10 gbit fell to 93-99 % and 1 gbit to 96-99 %. A message of 10 kB to 4 MB
 # takes 1.01 times its size / rate; at 10 gbit only from 1 MB up (0.1 MB 0.8 to 1.4 times; 10 kB 6 times: latency).
+HEADER_BYTES = 200  # of Ethernet, IP and TCP with options, and to spare
 MTU = 9000  # jumbo frames, as clusters use; with 1500, headers take 4 %, and 10 gbit was not reached
 # What may pass at once: two frames at least, since tbf drops a frame larger than this; and what the link carries
 # while the kernel's timer is late, or it falls short of its rate. More lets short messages through too fast.
 BURST_FRAMES, BURST_SECONDS = 2, 200e-6
+# Without a card that segments by itself, the processor handles every frame: a transfer of 1 MB took 8 ms of a product
+# that ran beside it, at 354 mbit. Segments of four frames take 1 to 2 ms (2026-11-30, benchmarks' log of experiments).
+OFFLOAD_FRAMES = 4
 QUEUE_BYTES, QUEUE_SECONDS = 1 << 20, 0.05  # the larger one counts; two hosts lost no packet
 CONGESTION_CONTROL = "reno"  # in every kernel, and steady here; bbr moved between 68 and 98 % of 10 gbit
 
@@ -75,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     printers: list[threading.Thread] = []
     try:
         remove_leftovers()
-        connect(switch, hosts, options.rate)
+        connect(switch, hosts, options.rate, frames=OFFLOAD_FRAMES if options.offload else None)
         for rank in range(options.hosts * options.ranks_per_host):
             ranks.append(start(options, hosts, rank, former_mask))
         printers = start_printers(options, ranks)
@@ -101,7 +108,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The options before the first `--`, and what follows it as `command`. Exits with 2 where one is wrong."""
     end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [--hosts N] [--ranks-per-host K] [--rate RATE] -- COMMAND [ARG ...]",
+        usage="%(prog)s [--hosts N] [--ranks-per-host K] [--rate RATE] [--offload] -- COMMAND [ARG ...]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -109,6 +116,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--rate", type=parse_rate, default="1gbit", help="in mbit or gbit; default: 1gbit")
+    parser.add_argument("--offload", action="store_true", help="large segments, as from a network card that cuts them")
     options = parser.parse_args(argv[:end])
     options.command = argv[end + 1 :]
     if not 2 <= options.hosts <= MOST_HOSTS:
@@ -132,9 +140,12 @@ def missing_requirement() -> str | None:
     return None
 
 
-def connect(switch: str, hosts: Sequence[str], rate: int) -> None:
-    """Makes the namespaces, and from each host to the switch a cable that carries `rate` bit/s each way."""
-    burst = round(max(BURST_FRAMES * MTU, BURST_SECONDS * rate / 8))
+def connect(switch: str, hosts: Sequence[str], rate: int, *, frames: int | None) -> None:
+    """Makes the namespaces, and from each host to the switch a cable that carries `rate` bit/s each way.
+
+    `frames` is how many travel as one segment; None: the kernel cuts segments into frames.
+    """
+    burst = round(max((frames or BURST_FRAMES) * MTU, BURST_SECONDS * rate / 8))
     queue = round(max(QUEUE_BYTES, QUEUE_SECONDS * rate / 8))
     shape = f"root tbf rate {rate}bit burst {burst} limit {queue}"
     call("ip netns add", switch)
@@ -148,6 +159,10 @@ def connect(switch: str, hosts: Sequence[str], rate: int) -> None:
         for namespace, device in ((switch, f"port{number}"), (host, "eth0")):
             # No IPv6: nobody uses it here, and the kernel would send its own packets.
             call("ip -n", namespace, f"link set {device} addrgenmode none")
+            if frames is not None:
+                # Below the burst, headers included: tbf cuts what is larger.
+                largest = frames * MTU - HEADER_BYTES
+                call("ip -n", namespace, f"link set {device} gso_max_size {largest} gro_max_size {largest}")
             call("tc -n", namespace, f"qdisc add dev {device} {shape}")
         call("ip -n", switch, f"link set port{number} master switch up")
         call("ip -n", host, "link set lo up")

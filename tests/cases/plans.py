@@ -17,6 +17,7 @@ def gathers(num_ranks: int) -> list[str]:
 SCATTERS = [
     "sequential",
     "bulk",
+    "direct",
     "reduce",
     "exchange",
     "exchange:3",
@@ -37,6 +38,7 @@ def column_plans(num_ranks: int) -> Iterator[ColumnPlan]:
             yield ColumnPlan(forward="ring", dgrad="exchange:2", wgrad=method)
     for method in SCATTERS:
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="bulk")
+        yield ColumnPlan(forward="ring", dgrad=method, wgrad="direct")
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="sequential")
 
 
@@ -44,5 +46,6 @@ def row_plans(num_ranks: int) -> Iterator[RowPlan]:
     """Each method at its site."""
     for method in gathers(num_ranks):
         yield RowPlan(forward="exchange", dgrad=method)
+        yield RowPlan(forward="exchange", dgrad=method, wgrad="parts")
     for method in SCATTERS:
         yield RowPlan(forward=method, dgrad="ring")

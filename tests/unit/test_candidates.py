@@ -40,6 +40,8 @@ def layers_of(parallel: ModelParallelConfig, family: str = "gpt2", lora: str | N
 
 FC1, FC2, HEAD = "blocks.1.mlp.fc1", "blocks.1.mlp.fc2", "head.projection"
 SCATTERS = ["exchange", "exchange:2", "exchange:4", "exchange:8", "reduce", "pieces:1,1", "pieces:2,1,1"]
+PAIRED = ["exchange", "exchange:2", "reduce", "pieces:2,1,1"]
+"""Of Column's dgrad, whose end hides behind wgrad."""
 GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
 
 
@@ -69,13 +71,13 @@ GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
             {"tp_comm_bulk_wgrad": False, "tp_comm_bulk_dgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, *SCATTERS],
+            [*SEQUENTIAL, *PAIRED],
         ),
         (
             {"tp_comm_bulk_dgrad": False, "tp_comm_overlap_rs_dgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk", "ring", "ring:2"],
+            [*SEQUENTIAL, "bulk", "direct", "ring", "ring:2"],
         ),
         # Bulk overlap is not what a layer is denied.
         (
@@ -97,7 +99,7 @@ def test_what_the_switches_let_be_measured(
 def test_a_column_layer_s_two_sites_are_chosen_together() -> None:
     parallel = switches(tp_comm_overlap_rs_dgrad=False)
     found = candidates(layers_of(parallel)[FC1], "backward", parallel)
-    pairs = [(scatter, gather) for gather in ("bulk", "ring", "ring:2") for scatter in ("sequential", "bulk")]
+    pairs = [(scatter, gather) for gather in ("bulk", "direct", "ring", "ring:2") for scatter in ("sequential", "bulk")]
     assert {(plan.dgrad, plan.wgrad) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
         ("sequential", "sequential"),
         ("bulk", "sequential"),
@@ -110,13 +112,13 @@ def test_a_column_layer_s_two_sites_are_chosen_together() -> None:
 def test_with_all_switches_every_pair_is_measured() -> None:
     parallel = switches()
     found = candidates(layers_of(parallel)[FC1], "backward", parallel)
-    assert len(found) == len(["sequential", "bulk", *SCATTERS]) * len(["sequential", "bulk", "ring", "ring:2"])
+    assert len(found) == len(["sequential", "bulk", *PAIRED]) * len(["sequential", "bulk", "direct", "ring", "ring:2"])
 
 
 def test_what_is_kept_is_not_gathered() -> None:
     parallel = switches()
     found = candidates(layers_of(parallel)[FC1], "backward", parallel, keeps="gathered")
-    assert list(found) == ["sequential", "bulk", *SCATTERS]
+    assert list(found) == ["sequential", "bulk", *PAIRED]
     assert {(plan.wgrad, plan.keeps) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
         ("sequential", "gathered")
     }
@@ -126,9 +128,9 @@ def test_what_is_kept_is_not_gathered() -> None:
     ("lora", "path", "direction", "names"),
     [
         # Frozen: there is no wgrad to hide the scatter behind, and nothing to gather for it.
-        ("blocks.0.mlp.fc1", FC1, "backward", [*SEQUENTIAL, *SCATTERS]),
+        ("blocks.0.mlp.fc1", FC1, "backward", [*SEQUENTIAL, *PAIRED]),
         # The adapter's wgrad is there, and keeps what it needs.
-        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", *SCATTERS]),
+        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", *PAIRED]),
         ("blocks.0.mlp.fc1", FC2, "backward", [*SEQUENTIAL, *GATHERS]),
         ("blocks.1.mlp.fc2", FC2, "backward", [*SEQUENTIAL, *GATHERS]),
     ],
@@ -231,7 +233,7 @@ def check_column(plan: ColumnPlan, layer: ParallelLayer, parallel: ModelParallel
         assert parallel.tp_comm_bulk_wgrad
         assert layer.gathers_again
         assert plan.keeps == "shard"
-    assert plan.wgrad != "bulk" or layer.has_dgrad, "nothing to hide behind"
+    assert plan.wgrad not in ("bulk", "direct") or layer.has_dgrad, "nothing to hide behind"
 
 
 def check_row(plan: RowPlan, parallel: ModelParallelConfig) -> None:

@@ -16,6 +16,7 @@ The methods, as strings; some take numbers after a colon:
 |---|---|---|
 | `sequential` | all | one after the other |
 | `bulk` | `dgrad`, `wgrad` of Column | one collective, behind the product next to it |
+| `direct` | `dgrad`, `wgrad` of Column | the same straight from rank to rank |
 | `ring`, `ring:c` | gathers, Column `wgrad` | round a ring, each shard behind the product before it; c chunks a shard |
 | `grouped`, `grouped:1,1,2` | gathers | straight from rank to rank; so many shards a product, the own one first |
 | `exchange`, `exchange:c` | scatters | straight from rank to rank, one sum in rank order; c chunks a shard |
@@ -28,6 +29,9 @@ the same order on all ranks, so that one rank's own comes first and hides nothin
 What a Column layer keeps for wgrad is a choice too: its `shard` of x, which is gathered again in backward, or x as it
 was `gathered` in forward, R times as much memory and no second gather.
 
+A Row layer's gathered dy serves wgrad too, which is computed as a `whole` after dgrad, or in the same `parts`: then the
+gather hides behind both.
+
 Without sequence parallelism every site is `replicated`: activations are whole on each rank, so a gather is nothing
 and a scatter is an all-reduce.
 """
@@ -38,6 +42,7 @@ from typing import Literal
 from shiplap.config.model_parallel import ModelParallelConfig
 
 Keeps = Literal["shard", "gathered"]
+Parts = Literal["whole", "parts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +61,11 @@ class ColumnPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """The methods at a row-parallel layer's two sites; `is_measured` as above."""
+    """The methods at a row-parallel layer's two sites, and how wgrad is computed; `is_measured` as above."""
 
     forward: str = "replicated"
     dgrad: str = "replicated"
+    wgrad: Parts = "whole"
     is_measured: bool = field(default=False, compare=False, repr=False)
 
 

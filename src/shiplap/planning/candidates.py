@@ -27,6 +27,8 @@ from shiplap.tensor_parallel.linear import ColumnParallelLinear
 Plan = ColumnPlan | RowPlan
 Pass = Literal["forward", "backward"]
 SEQUENTIAL = "sequential"
+_PAIRED_PIPELINES = ["exchange", "exchange:2", "reduce", "pieces:2,1,1"]
+"""Of Column's dgrad. Their ends hide behind wgrad, so how they are cut matters less than elsewhere."""
 
 
 def sequential_plan(layer: ParallelLayer, *, keeps: Keeps = "shard") -> Plan:
@@ -70,11 +72,11 @@ def _choices(
         if layer.has_dgrad:
             # Bulk hides behind wgrad, so there must be one.
             bulk = overlap and parallel.tp_comm_bulk_dgrad and layer.has_wgrad
-            scatters += ["bulk"] if bulk else []
-            scatters += _scatter_pipelines(size) if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
+            scatters += ["bulk", "direct"] if bulk else []
+            scatters += _PAIRED_PIPELINES if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
         gathers = [SEQUENTIAL]
         if layer.gathers_again and keeps == "shard" and overlap and parallel.tp_comm_bulk_wgrad:
-            gathers += (["bulk"] if layer.has_dgrad else []) + ["ring", "ring:2"]
+            gathers += (["bulk", "direct"] if layer.has_dgrad else []) + ["ring", "ring:2" if size == 2 else "grouped"]
         # The one without overlap first, then bulk overlap of the gather: if time is short, the last are not measured.
         pairs = [(scatter, gather) for gather in (*gathers[1:], SEQUENTIAL) for scatter in scatters]
         pairs.sort(key=lambda pair: pair != (SEQUENTIAL, SEQUENTIAL))
@@ -84,9 +86,14 @@ def _choices(
             for scatter, gather in pairs
         ]
     if direction == "backward":
-        # Without dgrad there is nothing to hide it behind: wgrad needs all of dy.
-        may_pipeline = overlap and parallel.tp_comm_overlap_ag and layer.has_dgrad
-        return [{"dgrad": way} for way in _gathers(size, pipeline=may_pipeline)]
+        # Without dgrad there is nothing to hide it behind but wgrad in parts.
+        ways = _gathers(size, pipeline=overlap and parallel.tp_comm_overlap_ag)
+        with_dgrad = ways if layer.has_dgrad else ways[:1]
+        with_wgrad = ways[1:4] if layer.has_wgrad else []
+        return [
+            *({"dgrad": way} for way in with_dgrad),
+            *({"dgrad": way, "wgrad": "parts"} for way in with_wgrad),
+        ]
     pipelines = _scatter_pipelines(size) if overlap and parallel.tp_comm_overlap_rs else []
     return [{"forward": way} for way in (SEQUENTIAL, *pipelines)]
 

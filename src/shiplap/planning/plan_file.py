@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from shiplap.comm.plan import Keeps
+from shiplap.comm.plan import Keeps, Parts
 from shiplap.config import UserError
 from shiplap.config.json_fields import JsonFields, read_json_object
 from shiplap.planning.measured import Conditions, Kept, MeasuredPass, MeasuredPlan, Timing
@@ -18,7 +18,7 @@ _FIELDS = {
     ("column", "forward"): ("forward",),
     ("column", "backward"): ("dgrad", "wgrad", "keeps"),
     ("row", "forward"): ("forward",),
-    ("row", "backward"): ("dgrad",),
+    ("row", "backward"): ("dgrad", "wgrad"),
 }
 """What a pass may say of a layer's plan. Whether such methods exist depends on the run (`MeasuredPlan.check`)."""
 
@@ -117,6 +117,8 @@ def _pass(fields: JsonFields) -> MeasuredPass:
             raise UserError(f"{plan_fields.path} has {name}, which no {direction} pass of a {kind} layer has.")
     if plan_fields.has("keeps") and plan_fields.text("keeps") not in get_args(Keeps):
         raise UserError(f"{plan_fields.path}: keeps must be {' or '.join(get_args(Keeps))}.")
+    if kind == "row" and plan_fields.has("wgrad") and plan_fields.text("wgrad") not in get_args(Parts):
+        raise UserError(f"{plan_fields.path}: wgrad must be {' or '.join(get_args(Parts))}.")
     return MeasuredPass(
         layers=[str(path) for path in fields.list("layers")],
         layer=fields.mapping("layer"),

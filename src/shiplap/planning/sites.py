@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-from shiplap.comm.plan import column_plan, row_plan
+from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config import ModelParallelConfig, TrainConfig
 from shiplap.models.decoder import DecoderModel
 from shiplap.planning.layers import Kind, ParallelLayer, parallel_layers
@@ -130,6 +130,7 @@ DISABLE_OPTIONS = {"qkv": "tp_comm_overlap_disable_qkv", "fc1": "tp_comm_overlap
 
 
 Why = tuple[Reason, str]
+_BULK = ("bulk", "direct")
 
 
 def sites_of_run(model: DecoderModel, config: TrainConfig) -> list[Site]:
@@ -169,7 +170,7 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
     plan = layer.module.plan
     method: str = getattr(plan, place.site)
     disabled_by = _disabled_by(layer, parallel)
-    is_replaced = _expected(place, layer, parallel) != (method, _keeps(place, plan))
+    is_replaced = _expected(place, layer, parallel) != (method, _besides(place, plan))
     nothing = _why_nothing(place, layer, parallel)
     behind, why = (None, nothing) if nothing else _overlap(place, layer, method)
     if behind is None and why is None:
@@ -177,7 +178,7 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
     switch = None
     if behind is not None and (plan.is_measured or not is_replaced):
         # Of the two that Column's reduce-scatter has, the second one is bulk's.
-        switch = flag(place.switches[-1 if method == "bulk" else 0])
+        switch = flag(place.switches[-1 if method in _BULK else 0])
     collective = "all-reduce" if method == "replicated" else place.collective
     size = parallel.tensor_parallel_size
     rounds = 2 if collective == "all-reduce" else 1
@@ -200,17 +201,20 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
     )
 
 
-def _keeps(place: _Place, plan: object) -> str:
-    """What a Column layer keeps for wgrad; of other sites nothing."""
-    return str(getattr(plan, "keeps", "")) if place.site == "wgrad" else ""
+def _besides(place: _Place, plan: ColumnPlan | RowPlan) -> str:
+    """What the plan says of a site besides the method: what Column keeps for wgrad, and how Row computes wgrad."""
+    if isinstance(plan, ColumnPlan):
+        return plan.keeps if place.site == "wgrad" else ""
+    return plan.wgrad if place.site == "dgrad" else ""
 
 
 def _expected(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> tuple[str, str]:
-    """The method that the switches mean, and what they mean to keep."""
+    """The method that the switches mean, and what they mean besides."""
     if isinstance(layer.module, ColumnParallelLinear):
         column = column_plan(parallel, disable_pipeline=layer.module.disable_tp_comm_pipeline)
-        return getattr(column, place.site), _keeps(place, column)
-    return getattr(row_plan(parallel), place.site), ""
+        return getattr(column, place.site), _besides(place, column)
+    row = row_plan(parallel)
+    return getattr(row, place.site), _besides(place, row)
 
 
 def _why_nothing(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> Why | None:
@@ -228,7 +232,7 @@ def _why_nothing(place: _Place, layer: ParallelLayer, parallel: ModelParallelCon
         return Reason.FROZEN_WEIGHT, "frozen weight: the adapter keeps what it needs"
     if place.collective == "all-gather" and not parallel.sequence_parallel:
         return Reason.NO_SEQUENCE_PARALLEL, "no sequence parallelism: nothing to gather"
-    if _keeps(place, layer.module.plan) == "gathered":
+    if _besides(place, layer.module.plan) == "gathered":
         measured = layer.module.plan.is_measured and not parallel.tp_comm_keep_gathered
         by = "the measured plan" if measured else "--tp-comm-keep-gathered"
         by = by if measured or parallel.tp_comm_keep_gathered else "a replaced plan"
@@ -246,13 +250,17 @@ def _overlap(place: _Place, layer: ParallelLayer, method: str) -> tuple[str | No
         return None, None
     if name == "grouped" and numbers and "," not in numbers:
         return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{method} has one product, which needs all shards")
-    product = place.bulk_behind if name == "bulk" else place.site
+    product = place.bulk_behind if name in _BULK else place.site
     if product is None:
-        return None, (Reason.NOTHING_TO_HIDE_BEHIND, "bulk has no other product here to hide behind")
-    if not layer.has_product(product):
+        return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{name} has no other product here to hide behind")
+    products = [product, *(["wgrad"] if _besides(place, layer.module.plan) == "parts" else [])]
+    there = [product for product in products if layer.has_product(product)]
+    if not there:
         cause = "frozen weight" if product == "wgrad" else "nothing before it is trained"
         return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{cause}: no {product} to hide behind")
-    return (f"adapter {product}" if product == "wgrad" and layer.adapter is not None else product), None
+    if layer.adapter is not None:
+        there = [f"adapter {product}" if product == "wgrad" else product for product in there]
+    return " and ".join(there), None
 
 
 def _why_not_asked(

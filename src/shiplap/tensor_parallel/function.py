@@ -27,7 +27,6 @@ current stream, which must be the one that the inputs were made on.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ from torch.autograd.function import once_differentiable
 from shiplap.comm.collectives import Group, Pending, size_of
 from shiplap.comm.observe import is_observed, remembering, resuming
 from shiplap.comm.overlap import (
-    Consume,
     Rows,
     gather_and_consume,
     is_prefetched,
@@ -70,23 +68,9 @@ class _Wgrad:
         dtype = self.dtype if self.main_grad is None else self.main_grad.dtype
         return self._deliver(self.product.wgrad(dy, x, rows=_ALL, dtype=dtype))
 
-    def in_parts(self, dy: Tensor, gather: Callable[[Consume], Tensor]) -> Tensor | None:
-        """From parts of x as they arrive: the gather is hidden behind the products that use it."""
-        total = self.main_grad if self.complete is None else None
-        dtype = torch.promote_types(self.dtype, torch.float32) if self.main_grad is None else self.main_grad.dtype
-
-        def add(rows: slice, x: Tensor) -> None:
-            nonlocal total
-            if total is None:
-                total = self.product.wgrad(dy[rows], x, rows=rows, dtype=dtype)
-            else:
-                self.product.accumulate_wgrad(dy[rows], x, rows=rows, main_grad=total)
-
-        gather(add)
-        assert total is not None
-        if total is self.main_grad:
-            return None
-        return self._deliver(total if self.main_grad is not None else total.to(self.dtype))
+    def in_parts(self) -> "_WgradInParts":
+        """From parts of the sequence as they arrive: what gathers them is hidden behind the products that use them."""
+        return _WgradInParts(self)
 
     def _deliver(self, dw: Tensor) -> Tensor | None:
         dw = dw if self.complete is None else self.complete(dw)
@@ -94,6 +78,32 @@ class _Wgrad:
             return dw
         self.main_grad.add_(dw)
         return None
+
+
+class _WgradInParts:
+    """Adds up what comes from parts of the sequence, in float32 at least, and rounds once."""
+
+    def __init__(self, wgrad: _Wgrad) -> None:
+        self._wgrad = wgrad
+        self._total = wgrad.main_grad if wgrad.complete is None else None
+
+    def add(self, rows: slice, dy: Tensor, x: Tensor) -> None:
+        """What comes from these rows."""
+        wgrad = self._wgrad
+        if self._total is None:
+            dtype = wgrad.dtype if wgrad.main_grad is None else wgrad.main_grad.dtype
+            dtype = torch.promote_types(dtype, torch.float32) if wgrad.main_grad is None else dtype
+            self._total = wgrad.product.wgrad(dy, x, rows=rows, dtype=dtype)
+        else:
+            wgrad.product.accumulate_wgrad(dy, x, rows=rows, main_grad=self._total)
+
+    def result(self) -> Tensor | None:
+        """The gradient, as `_Wgrad` gives it."""
+        wgrad, total = self._wgrad, self._total
+        assert total is not None
+        if total is wgrad.main_grad:
+            return None
+        return wgrad._deliver(total if wgrad.main_grad is not None else total.to(wgrad.dtype))
 
 
 _ALL = slice(None)
@@ -162,7 +172,9 @@ class ColumnPattern:
         if x_S is not None:
             dw = wgrad(dy_S, x_S.wait())
         elif kept is not None:
-            dw = wgrad.in_parts(dy_S, partial(gather_and_consume, self.plan.wgrad, kept, group=self.group))
+            parts = wgrad.in_parts()
+            gather_and_consume(self.plan.wgrad, kept, lambda rows, x: parts.add(rows, dy_S[rows], x), group=self.group)
+            dw = parts.result()
         db = None
         if bias_dtype is not None:
             db = functional.bias_grad(dy_S, dtype=bias_dtype)
@@ -208,12 +220,18 @@ class RowPattern:
             num_shards = 1 if self.plan.dgrad == "replicated" else size_of(self.group)
             dx_S = dy_s.new_empty(num_shards * dy_s.shape[0], *product.input_dims(dy_s.shape[1:], weight))
 
+        parts = wgrad.in_parts() if self.plan.wgrad == "parts" and x_S is not None else None
+
         def multiply(rows: slice, part: Tensor) -> None:
             if weight is not None and dx_S is not None:
                 product.dgrad(part, weight, rows=rows, out=dx_S[rows])
+            if parts is not None and x_S is not None:
+                parts.add(rows, part, x_S[rows])
 
         dy_S = gather_and_consume(self.plan.dgrad, dy_s, multiply, group=self.group)
-        dw = None if x_S is None else wgrad(dy_S, x_S)
+        dw = None
+        if x_S is not None:
+            dw = wgrad(dy_S, x_S) if parts is None else parts.result()
         db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
         return dx_S, dw, db
 

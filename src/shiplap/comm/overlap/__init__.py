@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
 from shiplap.comm.observe import at_site
-from shiplap.comm.overlap import bulk, exchange, grouped, pieces, reduce, replicated, ring, sequential
+from shiplap.comm.overlap import bulk, direct, exchange, grouped, pieces, reduce, replicated, ring, sequential
 from shiplap.comm.overlap.rows import Rows, take
 
 __all__ = [
@@ -47,6 +47,7 @@ _SCATTER: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.produce_and_scatter,
     "sequential": sequential.produce_and_scatter,
     "bulk": bulk.produce_and_scatter,
+    "direct": direct.produce_and_scatter,
     "reduce": reduce.produce_and_scatter,
     "exchange": exchange.produce_and_scatter,
     "pieces": pieces.produce_and_scatter,
@@ -55,6 +56,7 @@ _PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.prefetch,
     "sequential": sequential.prefetch,
     "bulk": bulk.prefetch,
+    "direct": direct.prefetch,
 }
 _WITH_NUMBERS = ("ring", "grouped", "exchange", "pieces")
 _Result = TypeVar("_Result")

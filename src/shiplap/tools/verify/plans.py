@@ -24,6 +24,7 @@ _OTHER_COLUMN_PLANS = (
     ColumnPlan(forward="grouped", dgrad="bulk", wgrad="bulk"),
     ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
     ColumnPlan(forward="ring", dgrad="pieces", wgrad="bulk"),
+    ColumnPlan(forward="ring", dgrad="direct", wgrad="direct"),
     ColumnPlan(forward="ring", dgrad="exchange", wgrad="bulk", keeps="gathered"),
 )
 _OTHER_ROW_PLANS = (
@@ -31,6 +32,7 @@ _OTHER_ROW_PLANS = (
     RowPlan(forward="exchange:2", dgrad="ring:2"),
     RowPlan(forward="pieces", dgrad="ring"),
     RowPlan(forward="exchange", dgrad="grouped"),
+    RowPlan(forward="exchange", dgrad="ring", wgrad="parts"),
 )
 
 
