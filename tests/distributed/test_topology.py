@@ -96,6 +96,8 @@ def test_ranks_that_were_started_differently_say_where(ranks: Callable[[int], Ra
 KEEPS_EVERYTHING = """
 import torch
 from pathlib import Path
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from shiplap import ColumnParallelLinear, RowParallelLinear, destroy_all_env, init_all_env
 
 env = init_all_env(tensor_parallel_size=2, sequence_parallel=True, device="cpu")
@@ -105,6 +107,9 @@ y = row(column(torch.ones(2, 4)))
 y.sum().backward()
 optimizer.step()
 z = column(torch.ones(2, 4))
+# Its caches keep the mesh for good.
+parallel = parallelize_module(torch.nn.Linear(4, 4), env.mesh["tp"], ColwiseParallel(input_layouts=Shard(0)))
+parallel(torch.ones(2, 4)).sum().backward()
 destroy_all_env()
 names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
 try:

@@ -24,6 +24,9 @@ SAYS = {
     "convert": "written",
     "explain": "overlap with a product",
     "verify": "PASS: ",
+    "tune": "plan written: ",
+    "bench": "bench folder",
+    "trace": "https://ui.perfetto.dev",
 }
 
 

@@ -57,7 +57,9 @@ def check_modules(traced: Traced, rank: int) -> None:
         if item["args"]["step"] == 3:
             direction = "forward" if item["args"]["site"] == "forward" else "backward"
             begin, end = modules[f"{item['args']['layer']} {direction}"]
-            assert begin <= bounds(item)[0] <= bounds(item)[1] <= end
+            # A nanosecond, which is how finely the file is written.
+            assert begin <= bounds(item)[0] + 0.002
+            assert bounds(item)[1] <= end + 0.002
     for name in ("model forward", "blocks.0 forward", "blocks.1.mlp forward", "blocks.1 backward", "optimizer"):
         assert name in modules
 

@@ -43,6 +43,7 @@ SCATTERS = ["exchange", "exchange:2", "exchange:4", "exchange:8", "reduce", "pie
 PAIRED = ["exchange", "exchange:2", "reduce", "pieces:2,1,1"]
 """Of Column's dgrad, whose end hides behind wgrad."""
 GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
+PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "ring:4")]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
         ({"tp_comm_overlap_rs": False}, FC2, "forward", SEQUENTIAL),
         # Another switch's pipeline.
         ({"tp_comm_overlap_rs_dgrad": False}, FC2, "forward", [*SEQUENTIAL, *SCATTERS]),
-        ({}, FC2, "backward", [*SEQUENTIAL, *GATHERS]),
+        ({}, FC2, "backward", [*SEQUENTIAL, *GATHERS, *PARTS]),
         ({"tp_comm_overlap_ag": False}, FC2, "backward", SEQUENTIAL),
         ({"tp_comm_overlap": False, "tp_comm_overlap_rs_dgrad": False}, FC2, "backward", SEQUENTIAL),
         # One site varies: its own method's name says it.
@@ -65,7 +66,7 @@ GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
             {"tp_comm_bulk_wgrad": False, "tp_comm_overlap_rs_dgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk"],
+            [*SEQUENTIAL, "bulk", "direct"],
         ),
         (
             {"tp_comm_bulk_wgrad": False, "tp_comm_bulk_dgrad": False},
@@ -84,7 +85,7 @@ GATHERS = ["ring", "ring:2", "ring:4", "ring:8"]
             {"tp_comm_overlap_disable_fc1": True, "tp_comm_bulk_wgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk"],
+            [*SEQUENTIAL, "bulk", "direct"],
         ),
         ({"tp_comm_overlap": False, "tp_comm_overlap_rs_dgrad": False}, FC1, "backward", SEQUENTIAL),
     ],
@@ -99,10 +100,15 @@ def test_what_the_switches_let_be_measured(
 def test_a_column_layer_s_two_sites_are_chosen_together() -> None:
     parallel = switches(tp_comm_overlap_rs_dgrad=False)
     found = candidates(layers_of(parallel)[FC1], "backward", parallel)
-    pairs = [(scatter, gather) for gather in ("bulk", "direct", "ring", "ring:2") for scatter in ("sequential", "bulk")]
+    pairs = [
+        (scatter, gather)
+        for gather in ("bulk", "direct", "ring", "ring:2")
+        for scatter in ("sequential", "bulk", "direct")
+    ]
     assert {(plan.dgrad, plan.wgrad) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
         ("sequential", "sequential"),
         ("bulk", "sequential"),
+        ("direct", "sequential"),
         *pairs,
     }
     # What the switches mean by default is among the first, as the last are left out where time is short.
@@ -112,13 +118,15 @@ def test_a_column_layer_s_two_sites_are_chosen_together() -> None:
 def test_with_all_switches_every_pair_is_measured() -> None:
     parallel = switches()
     found = candidates(layers_of(parallel)[FC1], "backward", parallel)
-    assert len(found) == len(["sequential", "bulk", *PAIRED]) * len(["sequential", "bulk", "direct", "ring", "ring:2"])
+    assert len(found) == len(["sequential", "bulk", "direct", *PAIRED]) * len(
+        ["sequential", "bulk", "direct", "ring", "ring:2"]
+    )
 
 
 def test_what_is_kept_is_not_gathered() -> None:
     parallel = switches()
     found = candidates(layers_of(parallel)[FC1], "backward", parallel, keeps="gathered")
-    assert list(found) == ["sequential", "bulk", *PAIRED]
+    assert list(found) == ["sequential", "bulk", "direct", *PAIRED]
     assert {(plan.wgrad, plan.keeps) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
         ("sequential", "gathered")
     }
@@ -130,9 +138,9 @@ def test_what_is_kept_is_not_gathered() -> None:
         # Frozen: there is no wgrad to hide the scatter behind, and nothing to gather for it.
         ("blocks.0.mlp.fc1", FC1, "backward", [*SEQUENTIAL, *PAIRED]),
         # The adapter's wgrad is there, and keeps what it needs.
-        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", *PAIRED]),
+        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", "direct", *PAIRED]),
         ("blocks.0.mlp.fc1", FC2, "backward", [*SEQUENTIAL, *GATHERS]),
-        ("blocks.1.mlp.fc2", FC2, "backward", [*SEQUENTIAL, *GATHERS]),
+        ("blocks.1.mlp.fc2", FC2, "backward", [*SEQUENTIAL, *GATHERS, *PARTS]),
     ],
 )
 def test_what_frozen_weights_leave(lora: str, path: str, *, direction: Pass, names: list[str]) -> None:
@@ -146,7 +154,7 @@ def test_without_dgrad_only_the_gather_is_hidden() -> None:
     first = replace(layers_of(parallel)[FC1], has_dgrad=False)
     assert list(candidates(first, "backward", parallel)) == ["sequential", "ring", "ring:2"]
     row = replace(layers_of(parallel)[FC2], has_dgrad=False)
-    assert list(candidates(row, "backward", parallel)) == SEQUENTIAL
+    assert list(candidates(row, "backward", parallel)) == [*SEQUENTIAL, *PARTS]
     # With nothing to choose it still says what it does.
     nothing = replace(first, has_wgrad=False)
     assert candidates(nothing, "backward", parallel) == {"sequential": sequential_plan(nothing)}
@@ -163,7 +171,8 @@ def test_without_dgrad_only_the_gather_is_hidden() -> None:
 def test_more_ranks_can_take_several_shards_at_once(size: int, gathers: list[str]) -> None:
     layers = layers_of(switches())
     assert list(candidates(layers[FC1], "forward", switches(size))) == [*SEQUENTIAL, *gathers]
-    assert list(candidates(layers[FC2], "backward", switches(size))) == [*SEQUENTIAL, *gathers]
+    parts = [f"dgrad {way}, wgrad parts" for way in gathers[:3]]
+    assert list(candidates(layers[FC2], "backward", switches(size))) == [*SEQUENTIAL, *gathers, *parts]
 
 
 def every_case() -> Iterator[tuple[ParallelLayer, Pass, ModelParallelConfig, Keeps]]:
@@ -205,7 +214,9 @@ def test_every_candidate_can_be_run_and_nothing_is_measured_that_is_off() -> Non
         for plan in (first, *others):
             num_plans += 1
             sites = ("forward",) if direction == "forward" else ("dgrad", "wgrad")
-            assert with_fields(plan, {site: "sequential" for site in sites if hasattr(plan, site)}) == first
+            nothing = {site: "sequential" for site in sites if hasattr(plan, site)}
+            nothing |= {"wgrad": "whole"} if isinstance(plan, RowPlan) else {}
+            assert with_fields(plan, nothing) == first
             if isinstance(plan, ColumnPlan):
                 check_column(plan, layer, parallel)
                 assert plan.keeps == keeps
@@ -221,7 +232,7 @@ def check_column(plan: ColumnPlan, layer: ParallelLayer, parallel: ModelParallel
     check_method(plan.wgrad, "_PREFETCH" if plan.wgrad in overlap._PREFETCH else "_GATHER", size)
     may_pipeline = on and not getattr(layer.module, "disable_tp_comm_pipeline", False)
     assert plan.forward == "sequential" or (may_pipeline and parallel.tp_comm_overlap_ag)
-    if plan.dgrad == "bulk":
+    if plan.dgrad in ("bulk", "direct"):
         assert on
         assert parallel.tp_comm_bulk_dgrad
         assert layer.has_wgrad, "nothing to hide behind"

@@ -128,21 +128,21 @@ def test_every_pass_of_every_kind_has_its_timings(env: GlobalEnv, clock: Clock) 
 
 def test_the_fastest_is_chosen_where_it_is(env: GlobalEnv, clock: Clock) -> None:
     config = run_of(tp_comm_overlap_rs_dgrad=True)
-    best = {"column_forward": "ring:4", "column_dgrad": "pieces:1,1", "column_wgrad": "bulk", "row_forward": "reduce"}
+    best = {"column_forward": "ring:4", "column_dgrad": "exchange:2", "column_wgrad": "bulk", "row_forward": "reduce"}
     plan = tuned(config, best_is(**best), env)
     passes = by_pass(plan)
     assert passes["blocks.*.mlp.fc1 forward"].fields == {"forward": "ring:4"}
-    assert passes["blocks.*.mlp.fc1 backward"].fields == {"dgrad": "pieces:1,1", "wgrad": "bulk", "keeps": "shard"}
+    assert passes["blocks.*.mlp.fc1 backward"].fields == {"dgrad": "exchange:2", "wgrad": "bulk", "keeps": "shard"}
     assert passes["blocks.*.mlp.fc1 backward"].speedup == pytest.approx(10 / 4)
     assert passes["blocks.*.mlp.fc2 forward"].fields == {"forward": "reduce"}
-    assert passes["blocks.*.mlp.fc2 backward"].fields == {"dgrad": "sequential"}
+    assert passes["blocks.*.mlp.fc2 backward"].fields == {"dgrad": "sequential", "wgrad": "whole"}
     model = model_of(config)
     plan.check(model, config.parallel, plan.conditions)
     plan.apply(model)
     for layer in parallel_layers(model):
         for site in ("forward", "dgrad", "wgrad"):
             method = getattr(layer.module.plan, site, None)
-            assert method is None or method == best.get(f"{layer.kind}_{site}", "sequential")
+            assert method in (None, "whole", best.get(f"{layer.kind}_{site}", "sequential"))
 
 
 def test_what_is_off_is_not_run(env: GlobalEnv, clock: Clock) -> None:
@@ -261,7 +261,7 @@ def test_the_last_pass_has_what_the_others_leave(env: GlobalEnv, clock: Clock) -
         return 100.0 + next(count) % 7
 
     plan = tuned(run_of(), cost, env, seconds=60.0)
-    assert len(by_pass(plan)[f"{HEAD} backward"].timings) == 8
+    assert len(by_pass(plan)[f"{HEAD} backward"].timings) == 15
 
 
 def test_exhaustive_runs_everything_in_all_rounds(env: GlobalEnv, clock: Clock) -> None:
@@ -292,14 +292,13 @@ def test_the_table(env: GlobalEnv, clock: Clock) -> None:
         "sequential",
         "10.00",
         "1.00×",
-        "8",
+        "15",
         "not",
         "clear",
     ]
     assert len([line for line in lines if "with the gathered input kept" in line]) == 3
     assert "--tp-comm-overlap-rs-dgrad is off" in text
     assert "not clear: the machine is too noisy" in text
-    assert lines[-1] == "plan written: my plan.json"
     assert "not clear" not in as_text(plan, asked)
 
 

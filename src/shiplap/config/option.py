@@ -36,7 +36,7 @@ def check_at_least(config: Any, minimum: float, *names: str) -> None:
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in names and value is not None and value < minimum:
+        if field.name in names and value is not None and not value >= minimum:
             raise UserError(f"{flag_of(field)} must be at least {minimum}, got {value}.")
 
 

@@ -1,4 +1,7 @@
-"""Layers that multiply nothing: what is left of them is their communication."""
+"""Layers that multiply nothing: what is left of them is their communication.
+
+An adapter still multiplies its input by the smaller factor, since that makes a part of what is communicated.
+"""
 
 from dataclasses import dataclass
 

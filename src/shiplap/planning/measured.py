@@ -66,7 +66,7 @@ class Kept:
     Attributes:
         method: the fastest way with it.
         speedup: of the whole backward, each with its fastest way.
-        is_clear: whether one of the two is clearly faster.
+        is_clear: whether one of the two is clearly faster, or the two are clearly alike.
         memory_bytes: more on each rank, of one layer and micro-batch.
     """
 

@@ -83,7 +83,7 @@ def found_or_measured(config: TrainConfig, model: DecoderModel, env: GlobalEnv, 
     Raises:
         AgreedError: on every rank, if what is in the cache cannot be used, or nothing can be kept there.
     """
-    conditions, seconds = _agreed(conditions_of(config, env.layout)), config.plan.tp_comm_plan_seconds
+    conditions, seconds = _agreed(conditions_of(config, env.layout)), config.plan.seconds
     path = cache_folder() / "plans" / f"{_fingerprint(config.parallel, model, conditions, seconds)}.json"
     with fail_together(), _naming_the_cache():
         # Unlike Path's, this one knows no folder that it may not look into.
@@ -117,10 +117,15 @@ def _naming_the_cache() -> Iterator[None]:
         raise UserError(f"{error} An earlier --tp-comm-plan auto kept it; remove it to measure again.") from None
 
 
-def note(plan: MeasuredPlan, conditions: Conditions) -> str:
-    """Where the plan comes from, what is otherwise than when it was measured, and where it is not clear, in words."""
+def note(plan: MeasuredPlan, conditions: Conditions | None) -> str:
+    """Where the plan comes from, what is otherwise than when it was measured, and where it is not clear, in words.
+
+    Args:
+        plan: the plan.
+        conditions: now; None: they are not compared.
+    """
     lines = [f"plan: {plan.source}, measured {plan.made}"]
-    if differences := plan.differences(conditions):
+    if conditions is not None and (differences := plan.differences(conditions)):
         lines.append(f"  it was measured on something else: {'; '.join(differences)}. Measure again if in doubt.")
     if open_ones := unclear(plan.passes):
         lines.append(f"  not clear, so without overlap: {', '.join(open_ones)}")
@@ -136,5 +141,7 @@ def _agreed(conditions: Conditions) -> Conditions:
 
 def _fingerprint(parallel: ModelParallelConfig, model: DecoderModel, conditions: Conditions, seconds: float) -> str:
     kinds = [kind.description for kind in kinds_of(parallel_layers(model))]
+    # Strictness changes no plan.
+    parallel = dataclasses.replace(parallel, tp_comm_strict=False)
     what = [dataclasses.asdict(parallel), kinds, dataclasses.asdict(conditions), seconds]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]

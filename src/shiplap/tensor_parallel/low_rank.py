@@ -89,11 +89,10 @@ class LowRankProduct:
 
     def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
         """`[dy W | dy B]`."""
-        dy, out = dy.flatten(0, -2), out.flatten(0, -2)
-        torch.mm(dy, self.base, out=out[:, : self.base.shape[1]])
-        dh = out[:, self.kept_columns]
+        functional.dgrad(dy, self.base, out=out[..., : self.base.shape[1]])
+        dh = out[..., self.kept_columns]
         for part in self.parts:
-            torch.mm(dy[:, part.outputs], weight[part.up], out=dh[:, part.down])
+            functional.dgrad(dy[..., part.outputs], weight[part.up], out=dh[..., part.down])
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ h` of the adapted parts, one below the other."""

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from shiplap.config import TrainConfig
-from shiplap.planning.run import given_plan
+from shiplap.planning.plan_file import read_plan
+from shiplap.planning.run import given_plan, note
 from shiplap.planning.site_table import in_bytes, site_table
 from shiplap.planning.sites import Site, sites_of_run
 from shiplap.planning.skeleton import skeleton
@@ -53,9 +56,19 @@ def as_text(family: str, config: TrainConfig, sites: Sequence[Site]) -> str:
             site_table(sites, width=_WIDTH),
             "",
             f"{in_bytes(overlapping)} of {in_bytes(sent)} sent by each rank in a micro-batch overlap with a product.",
-            *([_OF_AUTO] if config.plan.is_auto else []),
+            *_about_the_plan(config),
         )
     )
+
+
+def _about_the_plan(config: TrainConfig) -> list[str]:
+    if config.plan.tp_comm_plan is None:
+        return []
+    if config.plan.is_auto:
+        return [_OF_AUTO]
+    lines = note(read_plan(Path(config.plan.tp_comm_plan)), None).splitlines()
+    wrapped = (textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
+    return [line for several in wrapped for line in several]
 
 
 def as_json_lines(sites: Sequence[Site]) -> str:

@@ -37,7 +37,7 @@ def measure_plan(family: str, config: TuneConfig) -> None:
             if env.rank == 0:
                 check_output(config)
             model, adapters = resolve_structure(family, config)
-        bones = skeleton(family, config, model=model, adapters=adapters, rank=env.coordinate("tp"))
+            bones = skeleton(family, config, model=model, adapters=adapters, rank=env.coordinate("tp"))
         if env.rank == 0:
             print(env.overview(), flush=True)
         with showing_progress("tune", is_shown=env.rank == 0) as progress:
@@ -56,9 +56,10 @@ def measure_plan(family: str, config: TuneConfig) -> None:
             )
         with fail_together():
             if env.rank == 0:
+                # First, so that what took so long is seen if it cannot be written.
+                print(as_text(plan, config), flush=True)
                 write_plan(plan, Path(config.tune.output))
-        if env.rank == 0:
-            print(as_text(plan, config), flush=True)
+                print(f"plan written: {config.tune.output}", flush=True)
 
 
 def check_output(config: TuneConfig) -> None:
@@ -78,7 +79,7 @@ def as_text(plan: MeasuredPlan, config: TuneConfig) -> str:
     rows = [_HEADER, *(_row(measured) for measured in plan.passes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join((*lines, "", *_remarks(plan, config), f"plan written: {config.tune.output}"))
+    return "\n".join((*lines, "", *_remarks(plan, config)))
 
 
 def _row(measured: MeasuredPass) -> tuple[str, ...]:

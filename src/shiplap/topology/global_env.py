@@ -143,11 +143,13 @@ def destroy_all_env() -> None:
         group.close()
     if env.owns_process_group:
         dist.destroy_process_group()
-        return
-    for axis in AXES:
-        process_group = mesh.get_group(axis)
-        if process_group is not dist.group.WORLD:
-            dist.destroy_process_group(process_group)
+    else:
+        for axis in AXES:
+            process_group = mesh.get_group(axis)
+            if process_group is not dist.group.WORLD:
+                dist.destroy_process_group(process_group)
+    # Nor must whoever holds the mesh: DTensor's caches do so for good. PyTorch 2.11 has no such attribute.
+    getattr(mesh, "_pg_registry", {}).clear()
 
 
 def under_torchrun() -> bool:
