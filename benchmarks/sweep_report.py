@@ -157,10 +157,7 @@ def draw(axes: Axes, records: Sequence[Record]) -> None:
     groups = {link: [i for i in range(len(records)) if links[i] == link] for link in dict.fromkeys(links)}
     top.set_xticks(
         [statistics.mean(numbers) for numbers in groups.values()],
-        [
-            f"{link}\ncomm ≈ {ratio_of([records[i] for i in numbers]):.1f} × products"
-            for link, numbers in groups.items()
-        ],
+        [f"{link}\ncomm/products\n{ratio_of([records[i] for i in numbers]):.1f}" for link, numbers in groups.items()],
         fontsize=8,
     )
     top.tick_params(length=0)
@@ -176,12 +173,13 @@ def main() -> None:
     grid = figure.subplots(len(arguments.records), 2, squeeze=False, sharey="row")
     for row, path in zip(grid, arguments.records, strict=True):
         records = [json.loads(line) for line in path.read_text().splitlines()]
+        records.sort(key=lambda record: (record["part"], -(record["link_bits_per_s"] or 0), record["sequence"]))
         size = records[0]["tensor_parallel_size"]
         where = f"TP {size} on {size} hosts"
         print(f"## {where}\n\n{summary(records)}\n\n{speed_table(records)}\n\n{kept_table(records)}\n")
         for axes, part in zip(row, ("mlp", "attention"), strict=True):
             draw(axes, [record for record in records if record["part"] == part])
-            axes.set_title(f"{'MLP' if part == 'mlp' else 'attention'}, {where}", pad=34)
+            axes.set_title(f"{'MLP' if part == 'mlp' else 'attention'}, {where}", pad=46)
         row[0].set_ylabel("times as fast as sequential")
         row[0].legend(loc="upper left", fontsize=8)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
