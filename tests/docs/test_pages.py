@@ -121,4 +121,5 @@ def test_the_readme_lists_every_file_and_overlap_option() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        # Nobody else's pages: a test needs no network.
+        assert "://" in target or (page.parent / target).exists(), target
