@@ -68,6 +68,18 @@ def given_plan(config: TrainConfig, model: DecoderModel, layout: RankLayout) -> 
     return plan
 
 
+def check_same_plan(config: TrainConfig, plan: MeasuredPlan | None) -> None:
+    """Make sure that all ranks were given the same plan: each host reads a file of its own.
+
+    Raises:
+        AgreedError: on every rank, with the date and a digest of each.
+    """
+    if plan is None:
+        return
+    in_short = f"measured {plan.made}, {hashlib.sha256(repr(plan).encode()).hexdigest()[:16]}"
+    check_same_everywhere({f"--tp-comm-plan {config.plan.tp_comm_plan}": in_short})
+
+
 def found_or_measured(config: TrainConfig, model: DecoderModel, env: GlobalEnv, progress: Progress) -> MeasuredPlan:
     """The plan of `--tp-comm-plan auto`: the one in the cache, or a new one, which is then kept there.
 

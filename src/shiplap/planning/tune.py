@@ -48,8 +48,14 @@ class TuneSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """Layers that are as fast as one another."""
+class LayerKind:
+    """Layers that are as fast as one another.
+
+    Attributes:
+        description: what they have in common.
+        layer: the first of them.
+        paths: of all.
+    """
 
     description: Description
     layer: ParallelLayer
@@ -57,17 +63,18 @@ class _Kind:
 
     @property
     def directions(self) -> tuple[Pass, ...]:
+        """The passes in which they communicate."""
         return ("forward", "backward") if self.layer.has_backward else ("forward",)
 
 
-def kinds_of(layers: Iterable[ParallelLayer]) -> list[_Kind]:
+def kinds_of(layers: Iterable[ParallelLayer]) -> list[LayerKind]:
     """The kinds of layers, in their order."""
-    kinds: list[_Kind] = []
+    kinds: list[LayerKind] = []
     for layer in layers:
         description = describe(layer)
         known = next((kind for kind in kinds if kind.description == description), None)
         if known is None:
-            kinds.append(_Kind(description=description, layer=layer, paths=[layer.path]))
+            kinds.append(LayerKind(description=description, layer=layer, paths=[layer.path]))
         else:
             known.paths.append(layer.path)
     return kinds
@@ -129,7 +136,7 @@ def tune(
 class _Tuner:
     """Finds the best for one kind of layer."""
 
-    kind: _Kind
+    kind: LayerKind
     probe: Probe
     parallel: ModelParallelConfig
     conditions: Conditions

@@ -1,16 +1,14 @@
 """The measured plan of a run, if it has one: the same on all ranks, measured now if it is to be."""
 
 import dataclasses
-import hashlib
 
-from shiplap.planning.measured import MeasuredPlan
 from shiplap.planning.progress import showing_progress
-from shiplap.planning.run import found_or_measured
+from shiplap.planning.run import check_same_plan, found_or_measured
 from shiplap.planning.sites import sites_of_run
 from shiplap.planning.skeleton import skeleton
 from shiplap.planning.strict import check_strict
 from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import check_same_everywhere, fail_together
+from shiplap.topology.handshake import fail_together
 from shiplap.train.setup import Setup
 
 
@@ -25,8 +23,7 @@ def with_plan(setup: Setup, env: GlobalEnv) -> Setup:
     if config.plan.tp_comm_plan is None:
         return setup
     if not config.plan.is_auto:
-        # Each host reads a file of its own.
-        check_same_everywhere({f"--tp-comm-plan {config.plan.tp_comm_plan}": _in_short(setup.plan)})
+        check_same_plan(config, setup.plan)
         return setup
     bones = skeleton(setup.family, config, model=setup.model, adapters=setup.adapters, rank=env.coordinate("tp"))
     with showing_progress("measuring what overlaps best", is_shown=env.rank == 0) as progress:
@@ -35,9 +32,3 @@ def with_plan(setup: Setup, env: GlobalEnv) -> Setup:
     with fail_together():
         check_strict(config.parallel, sites_of_run(bones, config))
     return dataclasses.replace(setup, plan=plan)
-
-
-def _in_short(plan: MeasuredPlan | None) -> str:
-    """When it was measured, and a digest of all that it says."""
-    assert plan is not None
-    return f"measured {plan.made}, {hashlib.sha256(repr(plan).encode()).hexdigest()[:16]}"

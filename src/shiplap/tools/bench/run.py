@@ -16,7 +16,7 @@ from shiplap.planning.layers import ParallelLayer
 from shiplap.planning.measured import MeasuredPlan
 from shiplap.planning.probe import Workload, slowest_rank
 from shiplap.planning.progress import showing_progress
-from shiplap.planning.run import conditions_of, found_or_measured, given_plan
+from shiplap.planning.run import check_same_plan, conditions_of, found_or_measured, given_plan
 from shiplap.planning.sites import sites_of_run
 from shiplap.planning.skeleton import skeleton
 from shiplap.planning.strict import check_strict
@@ -28,7 +28,7 @@ from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import SEQUENTIAL, Subject, measure
 from shiplap.tools.bench.table import tables
 from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import check_same_everywhere, fail_together
+from shiplap.topology.handshake import fail_together
 from shiplap.topology.hardware import device_name
 from shiplap.topology.launch import agreed_env
 from shiplap.train.determinism import check_environment, reproducible
@@ -97,8 +97,7 @@ def _plan(config: TrainConfig, bones: DecoderModel, env: GlobalEnv, progress: Pr
         return found_or_measured(config, bones, env, progress)
     with fail_together():
         plan = given_plan(config, bones, env.layout)
-    # Each host reads a file of its own.
-    check_same_everywhere({f"--tp-comm-plan {config.plan.tp_comm_plan}": plan})
+    check_same_plan(config, plan)
     return plan
 
 
