@@ -315,20 +315,24 @@ def in_own_folder(arguments: list[str], folders: list[str]) -> tuple[int, str, s
         return command(arguments)
 
 
-def test_ranks_that_have_different_plans_all_stop(ranks: Ranks, plan_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verb", "folder_flag"), [("train", "--run-dir"), ("bench", "--bench-dir")])
+def test_ranks_that_have_different_plans_all_stop(
+    ranks: Ranks, plan_file: Path, tmp_path: Path, *, verb: str, folder_flag: str
+) -> None:
     """As on hosts whose files differ."""
     folders = [tmp_path / "host 0", tmp_path / "host 1"]
     for folder in folders:
         folder.mkdir()
     (folders[0] / "plan.json").write_text(plan_file.read_text())
-    train = f"train {SIZES} {OVERLAP} --data {write_corpus(tmp_path)} --run-dir {tmp_path}/run --tp-comm-plan plan.json"
+    flags = f"{SIZES} {OVERLAP} --data {write_corpus(tmp_path)} --tp-comm-plan plan.json"
+    run = f"{verb} {flags} {folder_flag} {tmp_path}/run"
     other = folders[1] / "plan.json"
     for named in ("differ in --tp-comm-plan plan.json: rank 0: 'measured 20", "rank 1: plan.json: cannot read it"):
         if "differ" in named:
             with_pipelines(plan_file, other)
         else:
             other.unlink()
-        results = ranks(2).run(in_own_folder, [train], list(map(str, folders)))
+        results = ranks(2).run(in_own_folder, [run], list(map(str, folders)))
         assert [code for code, _, _ in results] == [2, 2], results
         assert named in results[0][2]
         assert len(results[0][2]) < 400, "the whole plan is shown"

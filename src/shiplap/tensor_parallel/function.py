@@ -91,8 +91,8 @@ class _WgradInParts:
         """What comes from these rows."""
         wgrad = self._wgrad
         if self._total is None:
-            dtype = wgrad.dtype if wgrad.main_grad is None else wgrad.main_grad.dtype
-            dtype = torch.promote_types(dtype, torch.float32) if wgrad.main_grad is None else dtype
+            main_grad = wgrad.main_grad
+            dtype = torch.promote_types(wgrad.dtype, torch.float32) if main_grad is None else main_grad.dtype
             self._total = wgrad.product.wgrad(dy, x, rows=rows, dtype=dtype)
         else:
             wgrad.product.accumulate_wgrad(dy, x, rows=rows, main_grad=self._total)

@@ -54,13 +54,14 @@ def bench(family: str, config: BenchConfig) -> None:
         with fail_together():
             check_environment(config.run)
             bones = bare_model(family, config, rank=env.coordinate("tp"))
+        with showing_progress("measured plan", is_shown=env.rank == 0) as progress:
+            plan = _plan(config, bones, env, progress)
+        # Only now: what some rank cannot begin leaves no folder behind.
         with fail_together():
             folder = claim_bench_folder(config, family) if env.rank == 0 else None
         headline = _headline(family, config, env)
         if folder is not None and not config.bench.json:
             print(f"{env.overview()}\n{headline}", flush=True)
-        with showing_progress("measured plan", is_shown=env.rank == 0) as progress:
-            plan = _plan(config, bones, env, progress)
         with showing_progress("bench", is_shown=env.rank == 0) as progress:
             results = _Bench(config=config, model=bones, env=env, plan=plan, progress=progress).results()
         with fail_together():
