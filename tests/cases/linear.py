@@ -73,7 +73,9 @@ def _draw(case: Case, *shape: int, seed: int) -> Tensor:
 
 def _sizes(case: Case) -> tuple[int, int, int]:
     """Sequence, input and output size: small, different from each other, divisible by the ranks."""
-    return 2 * case.num_ranks, 3 * case.num_ranks, 5 * case.num_ranks
+    # Pieces of columns are 8 wide at least.
+    width = 8 if any(method in str(case.plan) for method in ("columns", "tiles")) else 1
+    return 2 * case.num_ranks, 3 * width * case.num_ranks, 5 * width * case.num_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from shiplap.comm.plan import ColumnPlan, RowPlan
 
+COLUMNS = ["columns", "columns:3,0,1", "tiles:2", "tiles:100"]
+
 
 def gathers(num_ranks: int) -> list[str]:
     """Chunks that come out uneven, more of them than rows, and groups of all shapes."""
@@ -11,7 +13,7 @@ def gathers(num_ranks: int) -> list[str]:
     groups = [",".join(shards), str(num_ranks), f"1,{num_ranks - 1}", f"{num_ranks - 1},1"]
     if num_ranks == 8:
         groups += ["1,1,2,4", "3,2,3"]
-    return ["sequential", "ring", "ring:3", "ring:100", "grouped", *(f"grouped:{sizes}" for sizes in groups)]
+    return ["sequential", "ring", "ring:3", "ring:100", "grouped", *(f"grouped:{sizes}" for sizes in groups), *COLUMNS]
 
 
 SCATTERS = [
@@ -25,6 +27,7 @@ SCATTERS = [
     "pieces",
     "pieces:1,1",
     "pieces:5,2,0,9",
+    *COLUMNS,
 ]
 
 

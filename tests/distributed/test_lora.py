@@ -16,7 +16,7 @@ from tests.cases.lora import RANK
 from tests.cases.memory import Storages
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool
-from tests.distributed.test_models import TOPOLOGIES, topology
+from tests.distributed.test_models import TOPOLOGIES, topology, unusual_plans
 
 LLAMA_PARTS = ("q_proj", "v_proj", "o_proj", "up_proj", "mlp.fc2")
 
@@ -53,6 +53,20 @@ def test_outputs_and_every_factors_gradient_match_float64(
     ranks: Callable[[int], RankPool], *, num_ranks: int, name: str, model: str, targets: tuple[str, ...]
 ) -> None:
     for failures in ranks(num_ranks).run(check, num_ranks, name, model, targets):
+        assert not failures, "\n".join(failures)
+
+
+def check_plans(num_ranks: int, name: str, model: str, targets: tuple[str, ...]) -> list[str]:
+    with unusual_plans(name):
+        return check(num_ranks, "overlap", model, targets)
+
+
+@pytest.mark.parametrize("name", ["pieces", "columns", "tiles"])
+@pytest.mark.parametrize(("model", "targets"), [("gpt2", ("all-linear",)), ("llama3", LLAMA_PARTS)])
+def test_an_adapters_rows_and_columns_are_cut_as_its_layers_are(
+    ranks: Callable[[int], RankPool], *, name: str, model: str, targets: tuple[str, ...]
+) -> None:
+    for failures in ranks(4).run(check_plans, 4, name, model, targets):
         assert not failures, "\n".join(failures)
 
 

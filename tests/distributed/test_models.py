@@ -1,6 +1,7 @@
 """Whole models against plain float64 ones: tied embeddings, padding, norms, heads, recomputation, dropout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -135,16 +136,35 @@ UNUSUAL = {
         ColumnPlan(forward="grouped", dgrad="bulk", wgrad="grouped"),
         RowPlan(forward="reduce", dgrad="grouped"),
     ),
+    "pieces": (
+        ColumnPlan(forward="ring", dgrad="pieces", wgrad="direct"),
+        RowPlan(forward="pieces:1,1", dgrad="grouped:2,2"),
+    ),
+    "columns": (
+        ColumnPlan(forward="columns", dgrad="columns:2", wgrad="bulk"),
+        RowPlan(forward="columns:2", dgrad="columns"),
+    ),
+    "tiles": (
+        ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
+        RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
+    ),
     "kept": (ColumnPlan(forward="grouped", dgrad="exchange", keeps="gathered"), RowPlan(forward="bulk", dgrad="ring")),
 }
 
 
-def check_plans(num_ranks: int, family: str, name: str) -> list[str]:
+@contextmanager
+def unusual_plans(name: str) -> Iterator[None]:
+    """Layers that are made inside have these plans."""
     column, row = UNUSUAL[name]
     with (
         patch("shiplap.tensor_parallel.linear.column_plan", lambda *_, **__: column),
         patch("shiplap.tensor_parallel.linear.row_plan", lambda *_: row),
     ):
+        yield
+
+
+def check_plans(num_ranks: int, family: str, name: str) -> list[str]:
+    with unusual_plans(name):
         return check(num_ranks, "overlap", family, "none")
 
 

@@ -78,6 +78,20 @@ class PendingSum(Pending):
         return total.to(first.dtype)
 
 
+class PendingColumns(Pending):
+    """Tensors that are the columns, from left to right, of one, some of them still on their way."""
+
+    def __init__(self, pieces: Sequence[Pending]) -> None:
+        """The pieces; they must be alike but in their last dim."""
+        self._pieces = pieces
+
+    def wait(self) -> Tensor:
+        """All columns."""
+        whole = torch.cat([piece.wait() for piece in self._pieces], dim=-1)
+        self._pieces = ()
+        return whole
+
+
 def size_of(group: Group) -> int:
     """Number of ranks in the group."""
     return 1 if group is None else group.size

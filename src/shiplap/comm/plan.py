@@ -22,6 +22,8 @@ The methods, as strings; some take numbers after a colon:
 | `exchange`, `exchange:c` | scatters | straight from rank to rank, one sum in rank order; c chunks a shard |
 | `reduce` | scatters | a reduction to each rank in turn |
 | `pieces`, `pieces:2,1,1` | scatters | a part of all shards at a time, in these proportions: a product, a collective |
+| `columns`, `columns:8`, `columns:3,2,2,1` | gathers, scatters | so many columns of all rows at a time |
+| `tiles`, `tiles:8`, … | gathers, scatters | the same, with the own rows apart |
 
 The switches' pipelines are `ring` and `exchange`; the others come with a replaced plan. With `reduce` shards leave in
 the same order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).

@@ -36,10 +36,20 @@ class Hollow:
         """The other's."""
         return self.of.input_dims(y_dims, weight)
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: object, out: Tensor) -> None:
+    def of_inputs(self, weight: Tensor, columns: slice) -> "tuple[Hollow, Tensor]":
+        """Itself."""
+        return self, weight
+
+    def of_outputs(self, weight: Tensor, columns: slice) -> "tuple[Hollow, Tensor]":
+        """Itself."""
+        return self, weight
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: object, out: Tensor, add: bool = False
+    ) -> None:
         """Nothing."""
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: object, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: object, out: Tensor, add: bool = False) -> None:
         """Nothing."""
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: object, dtype: torch.dtype) -> Tensor:

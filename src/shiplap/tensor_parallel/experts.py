@@ -55,18 +55,23 @@ class Assignment:
         return weight.view(self.num_experts, -1, weight.shape[-1])
 
 
-def _spread(tokens: Tensor, weights: Tensor, *, to: Assignment, rows: Rows, out: Tensor) -> None:
+def _spread(tokens: Tensor, weights: Tensor, *, to: Assignment, rows: Rows, out: Tensor, add: bool) -> None:
     """Each token `[N, I]` times the weights `[E, I, O]` of its experts, into its slots `[N k, O]`."""
     slots, ends = to.sorted_slots(rows)
-    out[slots] = F.grouped_mm(tokens[slots // to.num_slots], weights, offs=ends)
+    products = F.grouped_mm(tokens[slots // to.num_slots], weights, offs=ends).to(out.dtype)
+    out[slots] = out[slots] + products if add else products
 
 
-def _collect(slots_in: Tensor, weights: Tensor, *, of: Assignment, rows: Rows, out: Tensor) -> None:
+def _collect(slots_in: Tensor, weights: Tensor, *, of: Assignment, rows: Rows, out: Tensor, add: bool) -> None:
     """Each slot `[N k, I]` times the weights `[E, I, O]` of its expert, summed into its token `[N, O]`."""
     slots, ends = of.sorted_slots(rows)
     products = slots_in.new_empty(slots_in.shape[0], weights.shape[-1])
     products[slots] = F.grouped_mm(slots_in[slots], weights, offs=ends)
-    torch.sum(products.view(-1, of.num_slots, weights.shape[-1]), dim=1, out=out)
+    by_token = products.view(-1, of.num_slots, weights.shape[-1])
+    if add:
+        out += by_token.sum(dim=1)
+    else:
+        torch.sum(by_token, dim=1, out=out)
 
 
 def _wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -83,6 +88,14 @@ class _Experts:
     def to(self, dtype: torch.dtype) -> Self:
         """Itself: it holds no weight."""
         return self
+
+    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """Columns of every expert's weight."""
+        return self, weight[:, columns]
+
+    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """Rows of every expert's weight, which are copied: they are not together."""
+        return self, self.assignment.by_expert(weight)[:, columns].flatten(0, 1)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`[E O, I]`."""
@@ -104,16 +117,18 @@ class ToExperts(_Experts):
         """`[B, k, O]` to `[B, I]`."""
         return *y_dims[:-2], weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
         """`x Wᵀ` for each of a token's experts."""
         assert bias is None
         weights = self.assignment.by_expert(weight).transpose(1, 2)
-        _spread(x.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2))
+        _spread(x.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dy W`, summed over a token's experts."""
         weights = self.assignment.by_expert(weight)
-        _collect(dy.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2))
+        _collect(dy.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""
@@ -133,16 +148,18 @@ class FromExperts(_Experts):
         """`[B, O]` to `[B, k, I]`."""
         return *y_dims[:-1], self.assignment.num_slots, weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
         """`x Wᵀ`, summed over a token's experts."""
         assert bias is None
         weights = self.assignment.by_expert(weight).transpose(1, 2)
-        _collect(x.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2))
+        _collect(x.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dy W` for each of a token's experts."""
         weights = self.assignment.by_expert(weight)
-        _spread(dy.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2))
+        _spread(dy.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x` over each expert's tokens."""

@@ -27,7 +27,7 @@ current stream, which must be the one that the inputs were made on.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,11 +36,15 @@ from torch.autograd.function import once_differentiable
 from shiplap.comm.collectives import Group, Pending, size_of
 from shiplap.comm.observe import is_observed, remembering, resuming
 from shiplap.comm.overlap import (
+    Region,
     Rows,
+    Tile,
+    adds_up,
     gather_and_consume,
     is_prefetched,
     prefetch,
     produce_and_scatter,
+    rows_of,
     take,
 )
 from shiplap.comm.plan import ColumnPlan, RowPlan
@@ -86,9 +90,16 @@ class _WgradInParts:
     def __init__(self, wgrad: _Wgrad) -> None:
         self._wgrad = wgrad
         self._total = wgrad.main_grad if wgrad.complete is None else None
+        self._unfinished: list[slice] = []
 
-    def add(self, rows: slice, dy: Tensor, x: Tensor) -> None:
-        """What comes from these rows."""
+    def add(self, region: slice | Tile, dy: Tensor, x: Tensor) -> None:
+        """What comes from these rows; if only some of their columns have arrived, `result` adds it."""
+        if isinstance(region, slice):
+            self._add(region, dy, x)
+        elif region.is_first:
+            self._unfinished.append(region.rows)
+
+    def _add(self, rows: slice, dy: Tensor, x: Tensor) -> None:
         wgrad = self._wgrad
         if self._total is None:
             main_grad = wgrad.main_grad
@@ -97,8 +108,10 @@ class _WgradInParts:
         else:
             wgrad.product.accumulate_wgrad(dy, x, rows=rows, main_grad=self._total)
 
-    def result(self) -> Tensor | None:
-        """The gradient, as `_Wgrad` gives it."""
+    def result(self, dy_S: Tensor, x_S: Tensor) -> Tensor | None:
+        """The gradient, as `_Wgrad` gives it, once both are there as wholes."""
+        for rows in self._unfinished:
+            self._add(rows, dy_S[rows], x_S[rows])
         wgrad, total = self._wgrad, self._total
         assert total is not None
         if total is wgrad.main_grad:
@@ -130,20 +143,20 @@ class ColumnPattern:
         """`[S/R, …, I]` to `[S, …, O/R]`, and what to keep for wgrad, if asked to."""
         product, columns = self.product.to(weight.dtype), self.product.kept_columns
         num_rows = (1 if self.plan.forward == "replicated" else size_of(self.group)) * x_s.shape[0]
-        y_S = x_s.new_empty(num_rows, *product.output_dims(x_s.shape[1:], weight))
-        kept_S = None
-        if keep and columns is not None:
-            kept_S = x_s.new_empty(num_rows, *x_s[0, ..., columns].shape)
+        dtype = _dtype_of_sums(self.plan.forward, x_s.dtype)
+        y_S = x_s.new_empty(num_rows, *product.output_dims(x_s.shape[1:], weight), dtype=dtype)
 
-        def multiply(rows: slice, part: Tensor) -> None:
-            product.forward(part, weight, bias, rows=rows, out=y_S[rows])
-            if kept_S is not None:
-                kept_S[rows] = part[..., columns]
+        def multiply(region: slice | Tile, part: Tensor) -> None:
+            some, its_weight, rows, add = _narrowed(region, product, weight, product.of_inputs)
+            some.forward(part, its_weight, None if add else bias, rows=rows, out=y_S[rows], add=add)
 
         x_S = gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
-        if keep and columns is None:
-            kept_S = x_s if self.plan.keeps == "shard" else x_S
-        return y_S, kept_S
+        kept = None
+        if keep and columns is not None:
+            kept = x_S[..., columns].contiguous()
+        elif keep:
+            kept = x_s if self.plan.keeps == "shard" else x_S
+        return y_S.to(x_s.dtype), kept
 
     def backward(
         self,
@@ -163,8 +176,9 @@ class ColumnPattern:
         if weight is not None:
             product = self.product.to(weight.dtype)
 
-            def multiply(rows: Rows, out: Tensor) -> None:
-                product.dgrad(take(dy_S, rows), weight, rows=rows, out=out)
+            def multiply(region: Region, out: Tensor) -> None:
+                some, its_weight, rows, _ = _narrowed(region, product, weight, product.of_inputs)
+                some.dgrad(take(dy_S, rows), its_weight, rows=rows, out=out)
 
             shape = torch.Size([dy_S.shape[0], *product.input_dims(dy_S.shape[1:], weight)])
             dx_s = produce_and_scatter(self.plan.dgrad, multiply, shape, like=dy_S, group=self.group)
@@ -173,8 +187,11 @@ class ColumnPattern:
             dw = wgrad(dy_S, x_S.wait())
         elif kept is not None:
             parts = wgrad.in_parts()
-            gather_and_consume(self.plan.wgrad, kept, lambda rows, x: parts.add(rows, dy_S[rows], x), group=self.group)
-            dw = parts.result()
+
+            def add(region: slice | Tile, x: Tensor) -> None:
+                parts.add(region, dy_S[rows_of(region)], x)
+
+            dw = parts.result(dy_S, gather_and_consume(self.plan.wgrad, kept, add, group=self.group))
         db = None
         if bias_dtype is not None:
             db = functional.bias_grad(dy_S, dtype=bias_dtype)
@@ -196,8 +213,9 @@ class RowPattern:
         """`[S, …, I/R]` to `[S/R, …, O]`, and what to keep for wgrad, if asked to."""
         product, columns = self.product.to(weight.dtype), self.product.kept_columns
 
-        def multiply(rows: Rows, out: Tensor) -> None:
-            product.forward(take(x_S, rows), weight, None, rows=rows, out=out)
+        def multiply(region: Region, out: Tensor) -> None:
+            some, its_weight, rows, _ = _narrowed(region, product, weight, product.of_outputs)
+            some.forward(take(x_S, rows), its_weight, None, rows=rows, out=out)
 
         shape = torch.Size([x_S.shape[0], *product.output_dims(x_S.shape[1:], weight)])
         y_s = produce_and_scatter(self.plan.forward, multiply, shape, like=x_S, group=self.group).wait()
@@ -217,23 +235,45 @@ class RowPattern:
         product = self.product.to(dy_s.dtype)
         dx_S = None
         if weight is not None:
-            num_shards = 1 if self.plan.dgrad == "replicated" else size_of(self.group)
-            dx_S = dy_s.new_empty(num_shards * dy_s.shape[0], *product.input_dims(dy_s.shape[1:], weight))
+            num_rows = (1 if self.plan.dgrad == "replicated" else size_of(self.group)) * dy_s.shape[0]
+            dtype = _dtype_of_sums(self.plan.dgrad, dy_s.dtype)
+            dx_S = dy_s.new_empty(num_rows, *product.input_dims(dy_s.shape[1:], weight), dtype=dtype)
 
         parts = wgrad.in_parts() if self.plan.wgrad == "parts" and x_S is not None else None
 
-        def multiply(rows: slice, part: Tensor) -> None:
+        def multiply(region: slice | Tile, part: Tensor) -> None:
             if weight is not None and dx_S is not None:
-                product.dgrad(part, weight, rows=rows, out=dx_S[rows])
+                some, its_weight, rows, add = _narrowed(region, product, weight, product.of_outputs)
+                some.dgrad(part, its_weight, rows=rows, out=dx_S[rows], add=add)
             if parts is not None and x_S is not None:
-                parts.add(rows, part, x_S[rows])
+                parts.add(region, part, x_S[rows_of(region)])
 
         dy_S = gather_and_consume(self.plan.dgrad, dy_s, multiply, group=self.group)
         dw = None
         if x_S is not None:
-            dw = wgrad(dy_S, x_S) if parts is None else parts.result()
+            dw = wgrad(dy_S, x_S) if parts is None else parts.result(dy_S, x_S)
         db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
-        return dx_S, dw, db
+        return None if dx_S is None else dx_S.to(dy_s.dtype), dw, db
+
+
+_OfRows = TypeVar("_OfRows", bound=Rows)
+
+
+def _narrowed(
+    region: _OfRows | Tile,
+    product: Product,
+    weight: Tensor,
+    of_columns: Callable[[Tensor, slice], tuple[Product, Tensor]],
+) -> tuple[Product, Tensor, _OfRows | slice, bool]:
+    """What multiplies there: product, weight and rows; and whether it adds to what the tiles before it made."""
+    if isinstance(region, Tile):
+        return *of_columns(weight, region.columns), region.rows, not region.is_first
+    return product, weight, region, False
+
+
+def _dtype_of_sums(method: str, dtype: torch.dtype) -> torch.dtype:
+    """Of a product that a gather may hand over in parts that add up: they are rounded once, as one product is."""
+    return torch.promote_types(dtype, torch.float32) if adds_up(method) else dtype
 
 
 Pattern = ColumnPattern | RowPattern

@@ -24,28 +24,46 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(0, -2)
 
 
-def _multiply(x: Tensor, matrix: Tensor, *, bias: Tensor | None, out: Tensor) -> None:
-    """`x [… , K]` times `[K, M]`, plus the bias, into `out`; as a batch where the first dim is strided, not copied."""
-    if x.ndim > 2 and x.stride(0) != x.shape[1] * x.stride(1):
-        batch, matrices = x.flatten(1, -2), matrix.expand(x.shape[0], *matrix.shape)
-        if bias is None:
-            torch.bmm(batch, matrices, out=out.flatten(1, -2))
-        else:
-            torch.baddbmm(bias, batch, matrices, out=out.flatten(1, -2))
-    elif bias is None:
-        torch.mm(_rows(x), matrix, out=_rows(out))
+def _multiply(x: Tensor, matrix: Tensor, *, bias: Tensor | None, out: Tensor, add: bool) -> None:
+    """`x [… , K]` times `[K, M]`, plus the bias or `out`, into `out`; as a batch if the first dim is strided."""
+    if x.ndim <= 2 or x.stride(0) == x.shape[1] * x.stride(1):
+        x, out = _rows(x), _rows(out)
+        _multiply_matrices(x, matrix, start=out if add else bias, out=out)
+        return
+    x, matrices, out = x.flatten(1, -2), matrix.expand(x.shape[0], *matrix.shape), out.flatten(1, -2)
+    start = out if add else bias
+    if start is None:
+        torch.bmm(x, matrices, out=out)
     else:
-        torch.addmm(bias, _rows(x), matrix, out=_rows(out))
+        torch.baddbmm(start, x, matrices, out=out)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
-    """Write `x Wᵀ (+ b)` into `out`."""
-    _multiply(x, weight.t(), bias=bias, out=out)
+def _multiply_matrices(a: Tensor, b: Tensor, *, start: Tensor | None, out: Tensor) -> None:
+    """`a b`, added to `start`, into `out` in its dtype: straight from the product where the device can."""
+    if a.dtype == out.dtype:
+        if start is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(start, a, b, out=out)
+    elif a.is_cuda:
+        if start is None:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)
+        else:
+            torch.addmm(start.to(out.dtype), a, b, out_dtype=out.dtype, out=out)
+    elif start is None:
+        out.copy_(torch.mm(a, b))
+    else:
+        torch.add(start.to(out.dtype), torch.mm(a, b), out=out)
 
 
-def dgrad(dy: Tensor, weight: Tensor, *, out: Tensor) -> None:
-    """Write the input's gradient `dy W` into `out`."""
-    _multiply(dy, weight, bias=None, out=out)
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor, add: bool = False) -> None:
+    """Write `x Wᵀ (+ b)` into `out`, or add it, without a bias, to what is there."""
+    _multiply(x, weight.t(), bias=bias, out=out, add=add)
+
+
+def dgrad(dy: Tensor, weight: Tensor, *, out: Tensor, add: bool = False) -> None:
+    """Write the input's gradient `dy W` into `out`, or add it to what is there."""
+    _multiply(dy, weight, bias=None, out=out, add=add)
 
 
 def wgrad(dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -58,13 +76,7 @@ def wgrad(dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 def accumulate_wgrad(dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
     """Add `dyᵀ x` to `main_grad [O, I]` in its dtype, straight from the product where the device can."""
-    dy_t, x = _rows(dy).t(), _rows(x)
-    if dy.dtype == main_grad.dtype:
-        torch.addmm(main_grad, dy_t, x, out=main_grad)
-    elif dy.is_cuda:
-        torch.addmm(main_grad, dy_t, x, out_dtype=main_grad.dtype, out=main_grad)
-    else:
-        main_grad.add_(torch.mm(dy_t, x))
+    _multiply_matrices(_rows(dy).t(), _rows(x), start=main_grad, out=main_grad)
 
 
 def bias_grad(dy: Tensor, *, dtype: torch.dtype) -> Tensor:

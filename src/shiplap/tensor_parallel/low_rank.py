@@ -42,11 +42,24 @@ class _Part:
         outputs: its columns of y.
         up: its rows of `up`.
         down: its rows of `down`, and its columns of h.
+        factors: the columns of `up` that belong to these columns of h.
     """
 
     outputs: slice
     up: slice
     down: slice
+    factors: slice
+
+    def of_columns(self, columns: slice) -> "_Part | None":
+        """The part of only these columns of h, counted from the first of them; None if there are none."""
+        start, stop = max(self.down.start, columns.start), min(self.down.stop, columns.stop)
+        if start >= stop:
+            return None
+        return replace(
+            self,
+            down=slice(start - columns.start, stop - columns.start),
+            factors=slice(start - self.down.start, stop - self.down.start),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +93,36 @@ class LowRankProduct:
         """`[…, O]` to `[…, I + P r]`."""
         return *y_dims[:-1], self.base.shape[1] + self.num_columns
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
-        """`x Wᵀ (+ b)`, and `h Bᵀ` added where there are adapted parts."""
-        h = x[..., self.kept_columns].flatten(0, -2)
-        functional.forward(x[..., : self.base.shape[1]], self.base, bias, out=out)
-        for part in self.parts:
-            out.flatten(0, -2)[:, part.outputs].addmm_(h[:, part.down], weight[part.up].t())
+    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """Columns of W, and those of B that belong to the columns of h."""
+        base = self.base[:, columns]
+        of_h = slice(max(columns.start - self.base.shape[1], 0), max(columns.stop - self.base.shape[1], 0))
+        parts = [found for part in self.parts if (found := part.of_columns(of_h)) is not None]
+        return replace(self, base=base, parts=parts, num_columns=of_h.stop - of_h.start), weight
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
+    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """Rows of W and of B. For Row layers, which have no parts."""
+        assert len(self.parts) == 1
+        return replace(self, base=self.base[columns]), weight[columns]
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
+        """`x Wᵀ (+ b)`, and `h Bᵀ` added where there are adapted parts."""
+        functional.forward(x[..., : self.base.shape[1]], self.base, bias, out=out, add=add)
+        h = x[..., self.kept_columns]
+        for part in self.parts:
+            functional.forward(
+                h[..., part.down], weight[part.up, part.factors], None, out=out[..., part.outputs], add=True
+            )
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`[dy W | dy B]`."""
-        functional.dgrad(dy, self.base, out=out[..., : self.base.shape[1]])
+        functional.dgrad(dy, self.base, out=out[..., : self.base.shape[1]], add=add)
         dh = out[..., self.kept_columns]
         for part in self.parts:
-            functional.dgrad(dy[..., part.outputs], weight[part.up], out=dh[..., part.down])
+            up = weight[part.up, part.factors]
+            functional.dgrad(dy[..., part.outputs], up, out=dh[..., part.down], add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ h` of the adapted parts, one below the other."""
@@ -161,7 +191,7 @@ class LowRankAdapter(nn.Module):
         self.parts = (
             _parts(whole, parts, rank=rank, group=self.group)
             if parts
-            else (_Part(outputs=slice(None), up=slice(None), down=slice(None)),)
+            else (_Part(outputs=slice(None), up=slice(None), down=slice(0, rank), factors=slice(None)),)
         )
         self._unmerged: Tensor | None = None
 
@@ -228,6 +258,7 @@ def _parts(whole: Shard, parts: Sequence[Sequence[int]], *, rank: int, group: Gr
                 outputs=slice(start, start + size),
                 up=slice(up_start, up_start + size),
                 down=slice(number * rank, (number + 1) * rank),
+                factors=slice(None),
             )
         )
         up_start += size

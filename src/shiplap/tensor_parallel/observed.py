@@ -38,15 +38,27 @@ class ObservedProduct:
         """The other's."""
         return self.of.input_dims(y_dims, weight)
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
-        """Write the output of these rows."""
-        with running_product("forward"):
-            self.of.forward(x, weight, bias, rows=rows, out=out)
+    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """The other's."""
+        product, some = self.of.of_inputs(weight, columns)
+        return replace(self, of=product), some
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
-        """Write the input's gradient of these rows."""
+    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """The other's."""
+        product, some = self.of.of_outputs(weight, columns)
+        return replace(self, of=product), some
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
+        """Write the output of these rows, or add it."""
+        with running_product("forward"):
+            self.of.forward(x, weight, bias, rows=rows, out=out, add=add)
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
+        """Write the input's gradient of these rows, or add it."""
         with running_product("dgrad"):
-            self.of.dgrad(dy, weight, rows=rows, out=out)
+            self.of.dgrad(dy, weight, rows=rows, out=out, add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """The part of the weight's gradient that comes from these rows."""

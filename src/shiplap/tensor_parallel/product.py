@@ -41,11 +41,19 @@ class Product(Protocol):
     def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
         """The input's dims after the first, from the output's."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
-        """Write the output of these rows."""
+    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """The product of these columns of the input, and its weight."""
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
-        """Write the input's gradient of these rows."""
+    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+        """The product that makes these columns of the output, and its weight."""
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
+        """Write the output of these rows, in the dtype of `out`; or add it, without a bias, to what is there."""
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
+        """Write the input's gradient of these rows, in the dtype of `out`; or add it to what is there."""
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """The part of the weight's gradient that comes from these rows."""
@@ -72,13 +80,23 @@ class Dense:
         """`[…, O]` to `[…, I]`."""
         return *y_dims[:-1], weight.shape[1]
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor) -> None:
-        """`x Wᵀ (+ b)`."""
-        functional.forward(x, weight, bias, out=out)
+    def of_inputs(self, weight: Tensor, columns: slice) -> "tuple[Dense, Tensor]":
+        """Columns of W."""
+        return self, weight[:, columns]
 
-    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor) -> None:
+    def of_outputs(self, weight: Tensor, columns: slice) -> "tuple[Dense, Tensor]":
+        """Rows of W."""
+        return self, weight[columns]
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
+    ) -> None:
+        """`x Wᵀ (+ b)`."""
+        functional.forward(x, weight, bias, out=out, add=add)
+
+    def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dy W`."""
-        functional.dgrad(dy, weight, out=out)
+        functional.dgrad(dy, weight, out=out, add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
         """`dyᵀ x`."""

@@ -7,12 +7,15 @@ the whole that together cover it once, as they become available.
 of every shard, and writes this rank's partial result for them into `out`; each rank gets its rows `[S/R, …]` of the sum
 over the ranks.
 
+Methods that go by columns pass tiles, some columns of a range of rows.
+
 The methods differ in when they call and what runs meanwhile, never in the result's meaning. `sequential` is the
 reference. Ideas: Wang et al. 2023 (ASPLOS, "Overlap communication with dependent computation via decomposition") for
 the pipelines; Korthikanti et al. 2022 for the collectives of sequence parallelism.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -20,28 +23,34 @@ from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
 from shiplap.comm.observe import at_site
-from shiplap.comm.overlap import bulk, direct, exchange, grouped, pieces, reduce, replicated, ring, sequential
-from shiplap.comm.overlap.rows import Rows, take
+from shiplap.comm.overlap import bulk, columns, direct, exchange, grouped, pieces, reduce, replicated, ring, sequential
+from shiplap.comm.overlap.rows import Region, Rows, Tile, rows_of, take
 
 __all__ = [
     "Consume",
     "Produce",
+    "Region",
     "Rows",
+    "Tile",
+    "adds_up",
     "gather_and_consume",
     "is_prefetched",
     "prefetch",
     "produce_and_scatter",
+    "rows_of",
     "take",
 ]
 
-Consume = Callable[[slice, Tensor], None]
-Produce = Callable[[Rows, Tensor], None]
+Consume = Callable[[slice | Tile, Tensor], None]
+Produce = Callable[[Region, Tensor], None]
 
 _GATHER: Mapping[str, Callable[..., Tensor]] = {
     "replicated": replicated.gather_and_consume,
     "sequential": sequential.gather_and_consume,
     "ring": ring.gather_and_consume,
     "grouped": grouped.gather_and_consume,
+    "columns": columns.gather_and_consume,
+    "tiles": partial(columns.gather_and_consume, own_apart=True),
 }
 _SCATTER: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.produce_and_scatter,
@@ -51,6 +60,8 @@ _SCATTER: Mapping[str, Callable[..., Pending]] = {
     "reduce": reduce.produce_and_scatter,
     "exchange": exchange.produce_and_scatter,
     "pieces": pieces.produce_and_scatter,
+    "columns": columns.produce_and_scatter,
+    "tiles": partial(columns.produce_and_scatter, own_apart=True),
 }
 _PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "replicated": replicated.prefetch,
@@ -58,7 +69,7 @@ _PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "bulk": bulk.prefetch,
     "direct": direct.prefetch,
 }
-_WITH_NUMBERS = ("ring", "grouped", "exchange", "pieces")
+_WITH_NUMBERS = ("ring", "grouped", "exchange", "pieces", "columns", "tiles")
 _Result = TypeVar("_Result")
 
 
@@ -120,3 +131,8 @@ def prefetch(method: str, x_sBH: Tensor, *, group: Group) -> Pending:
 def is_prefetched(method: str) -> bool:
     """Whether a Column layer's `wgrad` site gathers all of x beforehand, rather than under wgrad itself."""
     return method in _PREFETCH
+
+
+def adds_up(method: str) -> bool:
+    """Whether a gather hands over the features of a token one after the other, so that their products add up."""
+    return method.partition(":")[0] in ("columns", "tiles")

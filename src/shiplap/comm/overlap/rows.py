@@ -1,4 +1,4 @@
-"""Which rows of a sequence: a range of them, or the same range of every rank's shard."""
+"""Which part of a sequence: a range of rows, the same range of every rank's shard, or some columns of a range."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,26 @@ class ShardRows:
     stop: int
 
 
+@dataclass(frozen=True)
+class Tile:
+    """These columns, of the last dim, in these rows. Of the same rows tiles come from left to right."""
+
+    rows: slice
+    columns: slice
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no columns come before these."""
+        return self.columns == slice(0, self.columns.stop)
+
+
 Rows = slice | ShardRows
+Region = Rows | Tile
+
+
+def rows_of(region: slice | Tile) -> slice:
+    """All rows of a region, whole or not."""
+    return region.rows if isinstance(region, Tile) else region
 
 
 def take(x: Tensor, rows: Rows) -> Tensor:

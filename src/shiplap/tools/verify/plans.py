@@ -24,6 +24,8 @@ _OTHER_COLUMN_PLANS = (
     ColumnPlan(forward="grouped", dgrad="bulk", wgrad="bulk"),
     ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
     ColumnPlan(forward="ring", dgrad="pieces", wgrad="bulk"),
+    ColumnPlan(forward="columns", dgrad="columns", wgrad="bulk"),
+    ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
     ColumnPlan(forward="ring", dgrad="direct", wgrad="direct"),
     ColumnPlan(forward="ring", dgrad="exchange", wgrad="bulk", keeps="gathered"),
 )
@@ -31,6 +33,8 @@ _OTHER_ROW_PLANS = (
     RowPlan(forward="reduce", dgrad="sequential"),
     RowPlan(forward="exchange:2", dgrad="ring:2"),
     RowPlan(forward="pieces", dgrad="ring"),
+    RowPlan(forward="columns", dgrad="columns"),
+    RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
     RowPlan(forward="exchange", dgrad="grouped"),
     RowPlan(forward="exchange", dgrad="ring", wgrad="parts"),
 )
