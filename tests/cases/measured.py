@@ -21,7 +21,7 @@ from shiplap.train.setup import resolve_structure
 SMALL = ModelOptions(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
 FIELDS = {
     ("column", "forward"): {"forward": "ring:2"},
-    ("column", "backward"): {"dgrad": "bulk", "wgrad": "ring", "keeps": "shard"},
+    ("column", "backward"): {"dgrad": "direct", "wgrad": "ring", "keeps": "shard"},
     ("row", "forward"): {"forward": "pieces:2,1,1"},
     ("row", "backward"): {"dgrad": "sequential"},
 }

@@ -151,7 +151,7 @@ def many() -> list[Result]:
     for name in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2", "another.layer"):
         for direction in ("forward", "backward"):
             chosen = {"switches": "ring", "measured plan": "measured plan"}
-            methods = {"measured plan": "dgrad exchange:8, wgrad ring:2"}
+            methods = {"measured plan": "dgrad columns:8, wgrad direct"}
             more = {"name": f"blocks.*.{name}", "count": 126, "direction": direction}
             results.append(result_of(samples, chosen=chosen, methods=methods, **more))
     for name in ("attention", "experts", "block"):
@@ -182,7 +182,7 @@ def test_tables_fit(many: list[Result], has_plan: bool) -> None:
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("DTensor: has no simple counterpart of experts") == 2
     assert text.count("blocks.*.") == 5
-    assert ("exchange:8/ring:2" in text) == has_plan
+    assert ("columns:8/direct" in text) == has_plan
     assert ("fastest of all methods" in text) != has_plan
 
 

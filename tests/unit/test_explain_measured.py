@@ -184,7 +184,7 @@ def test_the_verb_shows_a_plan_as_json(capsys: pytest.CaptureFixture[str], file:
     methods = {(site["kind"], site["site"]): site["method"] for site in sites}
     assert methods == {
         ("column", "forward"): "ring:2",
-        ("column", "dgrad"): "bulk",
+        ("column", "dgrad"): "direct",
         ("column", "wgrad"): "ring",
         ("row", "forward"): "pieces:2,1,1",
         ("row", "dgrad"): "sequential",

@@ -28,7 +28,7 @@ def test_every_layer_is_given_what_was_measured_of_its_kind(file: Path) -> None:
     config = run_of()
     model = model_of(config)
     loaded(file, config).apply(model)
-    column = ColumnPlan(forward="ring:2", dgrad="bulk", wgrad="ring")
+    column = ColumnPlan(forward="ring:2", dgrad="direct", wgrad="ring")
     row = RowPlan(forward="pieces:2,1,1", dgrad="sequential")
     layers = list(parallel_layers(model))
     assert len(layers) == 9
@@ -64,8 +64,8 @@ FOR_ANOTHER: list[tuple[TrainConfig, list[str]]] = [
     ),
     (run_of(tp_comm_overlap_ag=False), ["forward ring:2 for the forward pass of blocks.0.attention.qkv"]),
     (run_of(tp_comm_overlap_rs=False), ["forward pieces:2,1,1 for the forward pass of blocks.0.attention.proj"]),
-    (run_of(tp_comm_bulk_dgrad=False), ["dgrad bulk, wgrad ring for the backward pass of blocks.0.attention.q"]),
-    (run_of(tp_comm_bulk_wgrad=False), ["dgrad bulk, wgrad ring for the backward pass of blocks.0.attention.q"]),
+    (run_of(tp_comm_bulk_dgrad=False), ["dgrad direct, wgrad ring for the backward pass of blocks.0.attention.q"]),
+    (run_of(tp_comm_bulk_wgrad=False), ["dgrad direct, wgrad ring for the backward pass of blocks.0.attention.q"]),
     (run_of(tp_comm_keep_gathered=True), ["the shard of the input at blocks.0.attention.qkv", "keep-gathered"]),
 ]
 
@@ -115,7 +115,9 @@ def backward(content: Any) -> list[Any]:
         (1, "dgrad", "ring"),
         (1, "dgrad", "bulk:2"),
         (1, "dgrad", "pieces:0"),
+        (0, "forward", "columns:0"),
         (1, "wgrad", "exchange"),
+        (1, "wgrad", "columns"),
         (1, "wgrad", "replicated"),
         (2, "forward", "bulk"),
         (2, "forward", "pieces:"),
@@ -139,7 +141,9 @@ def test_methods_that_cannot_be_are_refused_before_anything_starts(
 def test_groups_that_do_not_make_the_ranks_are_refused(tmp_path: Path, method: str) -> None:
     path, config = tmp_path / "plan.json", run_of(size=4)
     write_plan(plan_of(config), path)
-    damage(path, put("passes", 0, "fields", "forward", value="grouped:1,3"))
+    columns = [number for number, one in enumerate(plan_of(config).passes) if one.fields.get("forward") == "ring:2"]
+    for number in columns:
+        damage(path, put("passes", number, "fields", "forward", value="grouped:1,3"))
     loaded(path, config)
     damage(path, put("passes", 0, "fields", "forward", value=method))
     with pytest.raises(UserError, match=f"forward {method} for the forward pass .* with --tensor-parallel 4"):
@@ -176,7 +180,7 @@ def test_a_kept_input_is_the_plan_s_to_choose(file: Path) -> None:
         assert {layer.plan.keeps for layer in columns} == {"gathered"}
     # It is not gathered again, so there is nothing to overlap.
     damage(file, put("passes", 1, "fields", "wgrad", value="bulk"))
-    with pytest.raises(UserError, match="dgrad bulk, wgrad bulk for the backward pass"):
+    with pytest.raises(UserError, match="dgrad direct, wgrad bulk for the backward pass"):
         loaded(file, run_of())
 
 

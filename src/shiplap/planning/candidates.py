@@ -27,8 +27,17 @@ from shiplap.tensor_parallel.linear import ColumnParallelLinear
 Plan = ColumnPlan | RowPlan
 Pass = Literal["forward", "backward"]
 SEQUENTIAL = "sequential"
-_PAIRED_PIPELINES = ["exchange", "exchange:2", "reduce", "pieces:2,1,1"]
+_GATHERS_FOR_PARTS = {True: ["ring", "ring:2", "tiles"], False: ["ring", "grouped", "tiles"]}
+"""By whether there are two ranks. By columns alone wgrad has no part before everything is there."""
+_PAIRED_PIPELINES = ["exchange", "columns", "pieces:2,1,1"]
 """Of Column's dgrad. Their ends hide behind wgrad, so how they are cut matters less than elsewhere."""
+_BESIDE = {
+    "bulk": ("bulk", "direct", "exchange", "pieces:2,1,1"),
+    "direct": ("direct", "exchange", "columns"),
+    "ring": ("direct",),
+}
+"""What is measured for Column's dgrad beside a gather that overlaps: mostly collectives with collectives, sends with
+sends, and what the switches do."""
 
 
 def sequential_plan(layer: ParallelLayer, *, keeps: Keeps = "shard") -> Plan:
@@ -76,10 +85,15 @@ def _choices(
             scatters += _PAIRED_PIPELINES if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
         gathers = [SEQUENTIAL]
         if layer.gathers_again and keeps == "shard" and overlap and parallel.tp_comm_bulk_wgrad:
-            gathers += (["bulk", "direct"] if layer.has_dgrad else []) + ["ring", "ring:2" if size == 2 else "grouped"]
-        # The one without overlap first, then bulk overlap of the gather: if time is short, the last are not measured.
-        pairs = [(scatter, gather) for gather in (*gathers[1:], SEQUENTIAL) for scatter in scatters]
-        pairs.sort(key=lambda pair: pair != (SEQUENTIAL, SEQUENTIAL))
+            gathers += (["bulk", "direct"] if layer.has_dgrad else []) + ["ring"]
+        # The one without overlap first, then bulk overlap of both: if time is short, the last are not measured.
+        pairs = [
+            (scatter, gather)
+            for gather in (*gathers[1:], SEQUENTIAL)
+            for scatter in scatters
+            if SEQUENTIAL in (gather, scatter) or scatter in _BESIDE[gather]
+        ]
+        pairs.sort(key=lambda pair: (pair != (SEQUENTIAL, SEQUENTIAL), pair[0] != pair[1]))
         return [
             ({"dgrad": scatter} if len(scatters) > 1 or len(gathers) == 1 else {})
             | ({"wgrad": gather} if len(gathers) > 1 else {})
@@ -89,7 +103,7 @@ def _choices(
         # Without dgrad there is nothing to hide it behind but wgrad in parts.
         ways = _gathers(size, pipeline=overlap and parallel.tp_comm_overlap_ag)
         with_dgrad = ways if layer.has_dgrad else ways[:1]
-        with_wgrad = ways[1:4] if layer.has_wgrad else []
+        with_wgrad = _GATHERS_FOR_PARTS[size == 2] if layer.has_wgrad and len(ways) > 1 else []
         return [
             *({"dgrad": way} for way in with_dgrad),
             *({"dgrad": way, "wgrad": "parts"} for way in with_wgrad),
@@ -102,14 +116,14 @@ def _gathers(size: int, *, pipeline: bool) -> list[str]:
     """Ways to gather. At TP 2 a group of shards is a ring, and chunks are what helps; at larger TP few products do."""
     if not pipeline:
         return [SEQUENTIAL]
-    if size == 2:
-        return [SEQUENTIAL, "ring", "ring:2", "ring:4", "ring:8"]
-    return [SEQUENTIAL, "ring", "grouped", f"grouped:1,{size - 1}", "ring:2", "ring:4"]
+    by_rows = ["ring", "ring:2", "ring:4"] if size == 2 else ["ring", "grouped", f"grouped:1,{size - 1}"]
+    # By columns nothing hides the first piece, which therefore is a small one.
+    return [SEQUENTIAL, *by_rows, "columns:1,2,2,3", "columns:8", "tiles"]
 
 
 def _scatter_pipelines(size: int) -> list[str]:
-    chunks = ["exchange:2", "exchange:4", "exchange:8"] if size == 2 else ["exchange:2", "exchange:4"]
-    return ["exchange", *chunks, "reduce", "pieces:1,1", "pieces:2,1,1"]
+    chunks = ["exchange:2", "exchange:4"] if size == 2 else ["exchange:2"]
+    return ["exchange", *chunks, "reduce", "pieces:2,1,1", "columns:3,2,2,1", "columns:8", "tiles"]
 
 
 def _name(fields: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ _DOUBT_TO_STOP = 0.01
 called clearly faster in a third of simulated races of up to 200 rounds; with 1 % in a tenth, for three more rounds."""
 _NOT_WORTH_IT = 1.01
 """What is faster by less than this is as good as the simpler way."""
-_EARLY = {2: 1.25, 3: 1.1, 4: 1.05}
+_EARLY = {2: 1.4, 3: 1.25, 4: 1.15}
 """After so many rounds, too few for the test: how much slower in each of them is enough to drop out. Assumptions;
 `benchmarks/tune.py` compares what comes of them with measuring everything."""
 

@@ -12,7 +12,7 @@ from shiplap.planning.candidates import Pass, Plan, candidates
 from shiplap.planning.layers import ParallelLayer
 from shiplap.planning.measured import Conditions, Description, Kept, MeasuredPass, MeasuredPlan, Timing, describe
 from shiplap.planning.probe import Probe, slowest_rank
-from shiplap.planning.rounds import Samples, choose, race, ratios
+from shiplap.planning.rounds import Samples, choose, leader_of, race, ratios
 from shiplap.planning.sites import folded_path
 from shiplap.topology import GlobalEnv
 
@@ -21,6 +21,8 @@ _SHORT_SECONDS = 2.0
 _MOST_ROUNDS = 200
 """What is not clear after 20 rounds is given up, unless that took less than two seconds: short passes are the noisiest,
 and more of them cost little."""
+_ROUNDS_OF_TWO = 60
+"""If it is not clear then whether the fastest is faster than none, the two are measured alone, in so many rounds."""
 _LEAST_ROUNDS = 6
 """With fewer nothing is clear; if there is no time for so many, fewer ways are measured."""
 _KEEPS: tuple[Keeps, ...] = ("shard", "gathered")
@@ -158,8 +160,17 @@ class _Tuner:
     def _race(self, direction: Pass, *, keeps: Keeps) -> MeasuredPass:
         plans = candidates(self.kind.layer, direction, self.parallel, keeps=keeps)
         samples = self._measure(direction, plans)
+        first, fastest = next(iter(plans)), leader_of(samples)
         choice = choose(samples)
-        first = next(iter(plans))
+        if not choice.is_clear and self.seconds is None and not self.settings.is_exhaustive:
+            choice = choose(
+                race(
+                    [first, fastest],
+                    lambda name: self.probe.milliseconds(direction, plans[name]),
+                    most_rounds=_ROUNDS_OF_TWO,
+                    go_on=lambda: True,
+                )
+            )
         plan = plans[choice.name]
         names = (direction,) if direction == "forward" else ("dgrad", "wgrad", "keeps")
         return MeasuredPass(
