@@ -45,8 +45,13 @@ from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.topology.launch import joined_world
 
 HEAD_SIZE = 64
-MLP_HIDDEN, MLP_FFN, MLP_LENGTHS = 512, 12288, (32, 128, 256, 512)
-ATTENTION_HIDDEN, ATTENTION_LENGTHS = 3072, (16, 64, 128, 256)
+MLP_HIDDEN, MLP_FFN_PER_RANK = 512, 6144
+ATTENTION_HIDDEN_PER_RANK = 1536
+LENGTHS: dict[int, dict[str, Sequence[int]]] = {
+    2: {"mlp": (32, 128, 256, 512), "attention": (16, 64, 128, 256)},
+    4: {"mlp": (32, 64, 128, 256, 512, 1024), "attention": (32, 64, 128, 256)},
+}
+"""By the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +75,13 @@ class Shape:
         return f"{self.part} S={self.sequence} H={self.hidden}" + (f" F={self.ffn}" if self.ffn else "")
 
 
-SHAPES = [
-    *(Shape(part="mlp", sequence=length, hidden=MLP_HIDDEN, ffn=MLP_FFN) for length in MLP_LENGTHS),
-    *(Shape(part="attention", sequence=length, hidden=ATTENTION_HIDDEN, ffn=0) for length in ATTENTION_LENGTHS),
-]
+def shapes(num_ranks: int) -> list[Shape]:
+    """A rank's products of a token are as large at every TP size, so that they are to the bytes on its link."""
+    lengths, ffn, hidden = LENGTHS[num_ranks], MLP_FFN_PER_RANK * num_ranks, ATTENTION_HIDDEN_PER_RANK * num_ranks
+    return [
+        *(Shape(part="mlp", sequence=length, hidden=MLP_HIDDEN, ffn=ffn) for length in lengths["mlp"]),
+        *(Shape(part="attention", sequence=length, hidden=hidden, ffn=0) for length in lengths["attention"]),
+    ]
 
 
 def make_part(shape: Shape, parallel: ModelParallelConfig, env: GlobalEnv) -> Part:
@@ -245,7 +253,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="how often each variant runs")
     parser.add_argument("--tune-seconds", type=float, default=None, help="at most, for each shape")
     parser.add_argument("--part", choices=("mlp", "attention"), help="this part only")
-    parser.add_argument("--longest", type=int, help="no longer sequences than this")
+    parser.add_argument("--lengths", type=int, nargs="+", help="of the sequences, only these")
     parser.add_argument("--output", type=Path, help="append a line of JSON for each shape")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -254,8 +262,9 @@ def main() -> None:
             ModelParallelConfig(tensor_parallel_size=int(os.environ["WORLD_SIZE"]), sequence_parallel=True),
             device="cpu",
         )
-        for shape in SHAPES:
-            if arguments.part not in (None, shape.part) or shape.sequence > (arguments.longest or shape.sequence):
+        for shape in shapes(env.config.tensor_parallel_size):
+            is_asked = arguments.part in (None, shape.part)
+            if not is_asked or shape.sequence not in (arguments.lengths or [shape.sequence]):
                 continue
             record = measure(shape, arguments, env)
             if env.rank == 0:

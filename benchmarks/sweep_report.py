@@ -157,7 +157,7 @@ def draw(axes: Axes, records: Sequence[Record]) -> None:
     groups = {link: [i for i in range(len(records)) if links[i] == link] for link in dict.fromkeys(links)}
     top.set_xticks(
         [statistics.mean(numbers) for numbers in groups.values()],
-        [f"{link}\ncomm/products\n{ratio_of([records[i] for i in numbers]):.1f}" for link, numbers in groups.items()],
+        [f"{link}\ncomm/\nproducts\n{ratio_of([records[i] for i in numbers]):.1f}" for link, numbers in groups.items()],
         fontsize=8,
     )
     top.tick_params(length=0)
@@ -179,7 +179,7 @@ def main() -> None:
         print(f"## {where}\n\n{summary(records)}\n\n{speed_table(records)}\n\n{kept_table(records)}\n")
         for axes, part in zip(row, ("mlp", "attention"), strict=True):
             draw(axes, [record for record in records if record["part"] == part])
-            axes.set_title(f"{'MLP' if part == 'mlp' else 'attention'}, {where}", pad=46)
+            axes.set_title(f"{'MLP' if part == 'mlp' else 'attention'}, {where}", pad=58)
         row[0].set_ylabel("times as fast as sequential")
         row[0].legend(loc="upper left", fontsize=8)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
