@@ -277,7 +277,8 @@ def test_what_is_not_clear_is_measured_once_more_alone(env: GlobalEnv, clock: Cl
 
     name = "blocks.*.attention.qkv forward"
     one = by_pass(tuned(run_of(), cost, env))[name]
-    assert (one.method, one.is_clear, one.speedup) == ("ring", True, pytest.approx(10 / 9))
+    assert (one.method, one.is_clear) == ("ring", True)
+    assert one.speedup == pytest.approx(10 / 9)
     assert one.timings["ring"].rounds == 20
     for settings in ({"is_exhaustive": True}, {"seconds": 100.0}):
         one = by_pass(tuned(run_of(), cost, env, **settings))[name]
