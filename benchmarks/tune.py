@@ -22,20 +22,22 @@ import torch
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import TrainConfig
 from shiplap.planning.candidates import candidates
+from shiplap.planning.contest import Ways
+from shiplap.planning.kinds import LayerKind, kinds_of
 from shiplap.planning.layers import parallel_layers
 from shiplap.planning.measured import Conditions, MeasuredPass
 from shiplap.planning.probe import Probe
-from shiplap.planning.rounds import race, ratios
+from shiplap.planning.rounds import Race, ratios, run_in_turns
 from shiplap.planning.run import conditions_of
 from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import LayerKind, TuneSettings, kinds_of, tune
+from shiplap.planning.tune import TuneSettings, tune
 from shiplap.topology.launch import joined_world
 from shiplap.train.setup import resolve_structure
 
 _ALIKE = 0.01
 
 
-def behind(
+def duel(
     tuned: MeasuredPass,
     exhaustive: MeasuredPass,
     *,
@@ -44,20 +46,24 @@ def behind(
     parallel: ModelParallelConfig,
     env: GlobalEnv,
     rounds: int,
-) -> list[float]:
-    """How much slower the tuned choice is than the exhaustive one, of each round; 0.03 is 3 %."""
+) -> Race | None:
+    """Between two choices that differ."""
     if tuned.method == exhaustive.method:
-        return [0.0]
-    probe = Probe(kind.layer, conditions.workload, env)
+        return None
     plans = candidates(kind.layer, tuned.direction, parallel)
-    samples = race(
-        [tuned.method, exhaustive.method],
-        lambda name: probe.milliseconds(tuned.direction, plans[name]),
-        most_rounds=rounds,
-        go_on=lambda: True,
-        drops=False,
+    ways = Ways(
+        kind=kind,
+        probe=Probe(kind.layer, conditions.workload, env),
+        direction=tuned.direction,
+        keeps="shard",
+        plans=plans,
     )
-    return [ratio - 1 for ratio in ratios(samples, tuned.method, exhaustive.method)]
+    return ways.race([tuned.method, exhaustive.method], most_rounds=rounds, drops=False)
+
+
+def behind(race: Race | None) -> list[float]:
+    """How much slower the tuned choice is than the exhaustive one, of each round; 0.03 is 3 %."""
+    return [0.0] if race is None else [ratio - 1 for ratio in ratios(race.samples, *race.names)]
 
 
 def main() -> None:
@@ -100,7 +106,7 @@ def main() -> None:
             (
                 mine,
                 best,
-                behind(
+                duel(
                     mine,
                     best,
                     kind=kind,
@@ -112,11 +118,13 @@ def main() -> None:
             )
             for kind, mine, best in zip(of_passes, *(plan.passes for plan in plans), strict=True)
         ]
+        run_in_turns(race for *_, race in found if race is not None)
         destroy_all_env()
     if env.rank > 0:
         return
     records = []
-    for mine, best, ratio in found:
+    for mine, best, race in found:
+        ratio = behind(race)
         middle = statistics.median(ratio)
         low, _, high = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else (middle,) * 3
         what = f"{' '.join(mine.layers)} {mine.direction}"
@@ -125,7 +133,7 @@ def main() -> None:
             {"pass": mine.direction, "layers": list(mine.layers), "tuned": mine.method, "exhaustive": best.method}
             | {"behind": ratio, "times_ms": {name: timing.median_ms for name, timing in best.timings.items()}}
         )
-    all_behind = [statistics.median(ratio) for _, _, ratio in found]
+    all_behind = [statistics.median(behind(race)) for *_, race in found]
     agree = sum(ratio < _ALIKE for ratio in all_behind)
     print(
         f"{agree} of {len(found)} agree; the worst is {max(all_behind):.1%} behind; "

@@ -10,11 +10,11 @@ from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, Train
 from shiplap.config.lora import LoraOptions
 from shiplap.config.plan import PlanOptions
 from shiplap.models.decoder import DecoderModel
+from shiplap.planning.kinds import kinds_of
 from shiplap.planning.layers import parallel_layers
 from shiplap.planning.measured import Kept, MeasuredPass, MeasuredPlan, Timing
 from shiplap.planning.run import conditions_of, given_plan
 from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import kinds_of
 from shiplap.topology.layout import layout_for
 from shiplap.train.setup import resolve_structure
 

@@ -20,13 +20,14 @@ from shiplap.config.lora import LoraOptions
 from shiplap.models.decoder import DecoderModel
 from shiplap.planning import probe as probing
 from shiplap.planning.candidates import candidates
+from shiplap.planning.kinds import kinds_of
 from shiplap.planning.layers import parallel_layers
 from shiplap.planning.measured import MeasuredPlan
 from shiplap.planning.plan_file import read_plan
 from shiplap.planning.probe import Probe, Workload
 from shiplap.planning.run import conditions_of
 from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import TuneSettings, kinds_of, tune
+from shiplap.planning.tune import TuneSettings, tune
 from shiplap.tensor_parallel.low_rank import LowRankProduct
 from shiplap.train.setup import resolve_structure
 from tests.cases.memory import Storages
@@ -196,7 +197,7 @@ def plan_file(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(re.findall(r"^\S+ +(?:for|back)ward ", out, re.MULTILINE)) == 10
     assert out.endswith(f"plan written: {path}\n")
     assert "2 ranks: TP 2 × DP 1 × PP 1" in out
-    assert "100 %, head.projection backward: " in err
+    assert "tune: 100 %, done" in err
     assert len(read_plan(path).passes) == 10
     return path
 
@@ -383,6 +384,6 @@ def test_what_a_rank_raises_ends_the_job_with_the_rank_named(tmp_path: Path) -> 
     )
     assert process.returncode == 1
     assert "RuntimeError: a link is down" in process.stderr
-    assert "tune:   0 %, blocks.0.attention.qkv" in process.stderr
+    assert "tune:   0 %, making the layers" in process.stderr
     assert process.stderr.splitlines()[-1].startswith("shiplap: error: rank 1 failed")
     assert not (tmp_path / "plan.json").exists()

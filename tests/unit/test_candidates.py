@@ -13,10 +13,10 @@ from shiplap.comm.plan import ColumnPlan, Keeps, RowPlan, column_plan, row_plan
 from shiplap.config import ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
 from shiplap.planning.candidates import Pass, candidates, sequential_plan, with_fields
+from shiplap.planning.kinds import kinds_of
 from shiplap.planning.layers import ParallelLayer, parallel_layers
 from shiplap.planning.measured import describe
 from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import kinds_of
 from shiplap.train.setup import resolve_structure
 
 SMALL = ModelOptions(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
@@ -44,7 +44,7 @@ SCATTERS = ["exchange", "exchange:2", "exchange:4", "reduce", "pieces:2,1,1", "c
 PAIRED = ["exchange", "columns", "pieces:2,1,1"]
 """Of Column's dgrad, whose end hides behind wgrad."""
 GATHERS = ["ring", "ring:2", "ring:4", "columns:1,2,2,3", *BY_COLUMNS]
-PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "tiles")]
+PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "columns:1,2,2,3", "columns:8", "tiles")]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_without_dgrad_only_the_gather_is_hidden() -> None:
 def test_more_ranks_can_take_several_shards_at_once(size: int, gathers: list[str]) -> None:
     layers = layers_of(switches())
     assert list(candidates(layers[FC1], "forward", switches(size))) == [*SEQUENTIAL, *gathers]
-    parts = [f"dgrad {way}, wgrad parts" for way in ("ring", "grouped", "tiles")]
+    parts = [f"dgrad {way}, wgrad parts" for way in ("ring", "grouped", "columns:1,2,2,3", "columns:8", "tiles")]
     assert list(candidates(layers[FC2], "backward", switches(size))) == [*SEQUENTIAL, *gathers, *parts]
 
 

@@ -1,11 +1,21 @@
 """Which way is the fastest, decided from synthetic times: noise with long tails, and a machine whose speed drifts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
 
-from shiplap.planning.rounds import Choice, choose, clearly_above, is_decided, is_out, leader_of, race, ratios
+from shiplap.planning.rounds import (
+    Choice,
+    Race,
+    choose,
+    clearly_above,
+    is_decided,
+    is_out,
+    leader_of,
+    ratios,
+    run_in_turns,
+)
 
 SEEDS = range(60)
 FIRST = "none"
@@ -27,6 +37,19 @@ class Machine:
         self.calls.append(name)
         stall = 1.0 + self._random.expovariate(1.0) if self._random.random() < self.stalls else 1.0
         return self.times[name] * self._drift * stall * (1.0 + abs(self._random.gauss(0.0, self.noise)))
+
+
+def race(
+    names: Sequence[str],
+    measure: Callable[[str], float],
+    *,
+    most_rounds: int,
+    go_on: Callable[[], bool],
+    drops: bool = True,
+) -> dict[str, list[float]]:
+    alone = Race(names=names, measure=measure, most_rounds=most_rounds, drops=drops)
+    run_in_turns([alone], lambda race: go_on())
+    return alone.samples
 
 
 def chosen(
@@ -264,3 +287,57 @@ def test_the_same_times_give_the_same_choice() -> None:
         runs = [race(list(m.times), m, most_rounds=20, go_on=m.next_round) for m in machines]
         assert machines[0].calls == machines[1].calls
         assert choose(runs[0]) == choose(runs[1])
+
+
+def test_races_in_turns_last_as_long_as_all_together() -> None:
+    """Two races of which one is decided earlier; a round of one comes between two of the other."""
+    calls: list[str] = []
+
+    def measure(name: str) -> float:
+        calls.append(name)
+        return 1.0
+
+    races = [
+        Race(names=names, measure=measure, most_rounds=rounds, drops=False) for names, rounds in (("ab", 2), ("c", 3))
+    ]
+    run_in_turns(races)
+    assert "".join(calls) == "abc" + "bac" + "c"
+    assert [race.num_rounds for race in races] == [2, 3]
+    assert all(race.is_over for race in races)
+
+
+def test_one_race_may_stop_and_the_others_go_on() -> None:
+    races = [Race(names="ab", measure=lambda name: 1.0, most_rounds=5, drops=False) for _ in range(2)]
+    run_in_turns(races, lambda race: race is races[1])
+    assert [race.num_rounds for race in races] == [1, 5]
+
+
+def test_races_do_not_share_what_dropped_out() -> None:
+    """What dropped out in one race says nothing about another one with the same names."""
+    fast = {"a": 1.0, "b": 3.0}
+    first = Race(names="ab", measure=fast.__getitem__, most_rounds=20)
+    second = Race(names="ab", measure=lambda name: 1.0, most_rounds=4)
+    run_in_turns([first, second])
+    assert [len(first.samples[name]) for name in "ab"] == [5, 2]
+    assert [len(second.samples[name]) for name in "ab"] == [4, 4]
+
+
+def test_for_want_of_time_only_the_fastest_and_the_first_go_on() -> None:
+    times = {FIRST: 3.0, "b": 2.9, "c": 2.7, "d": 2.8}
+    race = Race(names=list(times), measure=times.__getitem__, most_rounds=20)
+    race.run_round()
+    assert (race.num_running, race.is_cut_short) == (4, False)
+    race.keep(4)
+    assert not race.is_cut_short
+    race.keep(2)
+    assert (race.num_running, race.is_cut_short) == (2, True)
+    run_in_turns([race])
+    assert {name: len(values) for name, values in race.samples.items()} == {FIRST: 7, "b": 1, "c": 7, "d": 1}
+    assert choose(race.samples).name == "c"
+
+
+def test_whoever_asks_is_told_after_each_turn_what_still_runs() -> None:
+    races = [Race(names="ab", measure=lambda name: 1.0, most_rounds=rounds, drops=False) for rounds in (1, 2)]
+    seen: list[list[int]] = []
+    run_in_turns(races, after_turn=lambda running: seen.append([races.index(race) for race in running]))
+    assert seen == [[0, 1], [1], []]

@@ -27,8 +27,10 @@ from shiplap.tensor_parallel.linear import ColumnParallelLinear
 Plan = ColumnPlan | RowPlan
 Pass = Literal["forward", "backward"]
 SEQUENTIAL = "sequential"
-_GATHERS_FOR_PARTS = {True: ["ring", "ring:2", "tiles"], False: ["ring", "grouped", "tiles"]}
-"""By whether there are two ranks. By columns alone wgrad has no part before everything is there."""
+_BY_COLUMNS = ["columns:1,2,2,3", "columns:8", "tiles"]
+"""Of gathers. By columns nothing hides the first piece, which therefore is a small one."""
+_GATHERS_FOR_PARTS = {True: ["ring", "ring:2", *_BY_COLUMNS], False: ["ring", "grouped", *_BY_COLUMNS]}
+"""By whether there are two ranks."""
 _PAIRED_PIPELINES = ["exchange", "columns", "pieces:2,1,1"]
 """Of Column's dgrad. Their ends hide behind wgrad, so how they are cut matters less than elsewhere."""
 _BESIDE = {
@@ -117,8 +119,7 @@ def _gathers(size: int, *, pipeline: bool) -> list[str]:
     if not pipeline:
         return [SEQUENTIAL]
     by_rows = ["ring", "ring:2", "ring:4"] if size == 2 else ["ring", "grouped", f"grouped:1,{size - 1}"]
-    # By columns nothing hides the first piece, which therefore is a small one.
-    return [SEQUENTIAL, *by_rows, "columns:1,2,2,3", "columns:8", "tiles"]
+    return [SEQUENTIAL, *by_rows, *_BY_COLUMNS]
 
 
 def _scatter_pipelines(size: int) -> list[str]:

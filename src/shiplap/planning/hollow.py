@@ -17,7 +17,6 @@ class Hollow:
     """A product with the shapes of another one that multiplies nothing: what a layer does besides is communicate."""
 
     of: Product
-    weight_dims: Dims
 
     @property
     def kept_columns(self) -> slice | None:
@@ -52,11 +51,7 @@ class Hollow:
     def dgrad(self, dy: Tensor, weight: Tensor, *, rows: object, out: Tensor, add: bool = False) -> None:
         """Nothing."""
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: object, dtype: torch.dtype) -> Tensor:
-        """A zero that looks like a gradient, without its memory."""
-        return dy.new_zeros((), dtype=dtype).expand(self.weight_dims)
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: object, main_grad: Tensor) -> None:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: object, out: Tensor, add: bool = False) -> None:
         """Nothing."""
 
 
@@ -73,4 +68,4 @@ class HollowAdapter:
     def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Product]:
         """As the adapter's, hollow."""
         x, up, product = self._adapter.extend(x, weight)
-        return x, up, Hollow(of=product, weight_dims=tuple(up.shape))
+        return x, up, Hollow(of=product)

@@ -162,8 +162,7 @@ class Probe:
     def communication_milliseconds(self, direction: Direction, plan: Plan) -> float:
         """The layer's communication alone, as a plan does it, with no product to hide it behind."""
         self._set(plan, self.env.group("tp"), is_hollow=True)
-        hollow = Hollow(of=self._product, weight_dims=tuple(self._module.weight.shape))
-        return self._slowest(direction, f"communication, {plan}", hollow)
+        return self._slowest(direction, f"communication, {plan}", Hollow(of=self._product))
 
     def _set(self, plan: Plan, group: Group, *, is_hollow: bool = False) -> None:
         self._module.group = group

@@ -1,4 +1,4 @@
-"""Shows how far measuring is: a bar on a terminal, elsewhere a line for each pass."""
+"""Shows how far measuring is: a bar on a terminal, elsewhere a line for each tenth."""
 
 import logging
 import sys
@@ -35,4 +35,12 @@ def showing_progress(title: str, *, is_shown: bool) -> Iterator[Progress]:
                 task = bar.add_task("", total=1.0)
                 yield lambda fraction, text: bar.update(task, completed=fraction, description=text)
             return
-    yield lambda fraction, text: _logger.info("%s: %3.0f %%, %s", title, 100 * fraction, text)
+    shown = -1
+
+    def show(fraction: float, text: str) -> None:
+        nonlocal shown
+        if int(10 * fraction) > shown:
+            shown = int(10 * fraction)
+            _logger.info("%s: %3.0f %%, %s", title, 100 * fraction, text)
+
+    yield show

@@ -5,8 +5,9 @@ times of one round. A way that is clearly slower than the fastest drops out. The
 was slower than the other, whatever by how much, since times on shared machines have long tails.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from statistics import median
 
@@ -62,8 +63,8 @@ def is_out(samples: Samples, name: str, leader: str) -> bool:
     return clearly_above(slower, 1.0) and median(slower) > _NOT_WORTH_IT
 
 
-def leader_of(samples: Samples) -> str:
-    """The way that is the fastest in the median, among those that took part in every round.
+def by_speed(samples: Samples) -> list[str]:
+    """The ways that took part in every round, the fastest in the median first.
 
     Times count against what is usual in their round: else, on a machine whose speed drifts, a stall in one round would
     make another round the median.
@@ -71,7 +72,14 @@ def leader_of(samples: Samples) -> str:
     num_rounds = max(map(len, samples.values()))
     times = {name: values for name, values in samples.items() if len(values) == num_rounds}
     usual = [median(of_round) for of_round in zip(*times.values(), strict=True)]
-    return min(times, key=lambda name: median(time / typical for time, typical in zip(times[name], usual, strict=True)))
+    return sorted(
+        times, key=lambda name: median(time / typical for time, typical in zip(times[name], usual, strict=True))
+    )
+
+
+def leader_of(samples: Samples) -> str:
+    """The fastest of those that took part in every round."""
+    return by_speed(samples)[0]
 
 
 def is_decided(samples: Samples, running: Sequence[str]) -> bool:
@@ -108,40 +116,98 @@ def choose(samples: Samples) -> Choice:
     return Choice(name=chosen, is_clear=True, speedup=median(gains), num_rounds=num_rounds)
 
 
-def race(
-    names: Sequence[str],
-    measure: Callable[[str], float],
-    *,
-    most_rounds: int,
-    go_on: Callable[[], bool],
-    drops: bool = True,
-) -> dict[str, list[float]]:
-    """Measure until it is decided which is the fastest.
+@dataclass(kw_only=True, eq=False)
+class Race:
+    """Ways of doing one thing, which run in turns until it is decided which is the fastest.
 
     The first way is never dropped: it is what the others are compared with.
 
-    Args:
+    Attributes:
         names: of the ways, the simplest first.
         measure: runs one of them and returns milliseconds that all ranks agree on, so that all decide alike.
-        most_rounds: after which it ends in any case.
-        go_on: asked before each round but the first; all ranks must answer alike.
+        most_rounds: after which it is over in any case.
         drops: whether what is slower than the fastest drops out, and the race ends when it is decided.
-
-    Returns:
-        Milliseconds of each, a value a round.
+        samples: milliseconds of each, a value a round.
+        num_rounds: that were run.
+        seconds: that they took on this rank.
+        seconds_of_next_round: about, after the first one.
+        is_cut_short: whether ways were left out that are not clearly slower.
     """
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    running = list(names)
-    for number in range(most_rounds):
-        if number > 0 and not go_on():
-            break
-        start = number % len(running)
+
+    names: Sequence[str]
+    measure: Callable[[str], float]
+    most_rounds: int
+    drops: bool = True
+    samples: dict[str, list[float]] = field(init=False)
+    num_rounds: int = field(init=False, default=0)
+    seconds: float = field(init=False, default=0.0)
+    seconds_of_next_round: float = field(init=False, default=0.0)
+    is_cut_short: bool = False
+
+    def __post_init__(self) -> None:
+        """At the start."""
+        self.samples = {name: [] for name in self.names}
+        self._running = list(self.names)
+        self._is_decided = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another round would change nothing, or is not wanted."""
+        return self._is_decided or self.num_rounds >= self.most_rounds
+
+    @property
+    def num_running(self) -> int:
+        """How many ways have not dropped out."""
+        return len(self._running)
+
+    def keep(self, number: int) -> None:
+        """Only so many of the fastest, and the first; for want of time.
+
+        That fewer and fewer run more and more often is successive halving (Jamieson and Talwalkar 2016).
+        """
+        if number < self.num_running:
+            fastest = [name for name in by_speed(self.samples) if name != self.names[0]][: number - 1]
+            self._running = [name for name in self._running if name == self.names[0] or name in fastest]
+            self.is_cut_short = True
+
+    def run_round(self) -> None:
+        """Measure what still runs once, each time beginning with another one."""
+        running, begun = self._running, time.perf_counter()
+        start = self.num_rounds % len(running)
         for name in running[start:] + running[:start]:
-            samples[name].append(measure(name))
-        if not drops:
-            continue
-        leader = leader_of(samples)
-        running = [name for name in running if name in (names[0], leader) or not is_out(samples, name, leader)]
-        if number >= max(_EARLY) and is_decided(samples, running):
-            break
-    return samples
+            self.samples[name].append(self.measure(name))
+        seconds = time.perf_counter() - begun
+        self.num_rounds += 1
+        self.seconds += seconds
+        if self.drops:
+            first, leader = self.names[0], leader_of(self.samples)
+            self._running = [
+                name for name in running if name in (first, leader) or not is_out(self.samples, name, leader)
+            ]
+            self._is_decided = self.num_rounds > max(_EARLY) and is_decided(self.samples, self._running)
+        self.seconds_of_next_round = seconds * self.num_running / len(running)
+
+
+def run_in_turns(
+    races: Iterable[Race],
+    go_on: Callable[[Race], bool] = lambda race: True,
+    after_turn: Callable[[Sequence[Race]], None] = lambda races: None,
+) -> None:
+    """Run a round of each race, again and again, until all are over.
+
+    So each of them lasts as long as all together: a machine may be otherwise for seconds, which would be the whole of a
+    race that ran alone.
+
+    Args:
+        races: each is run one round at least.
+        go_on: asked before each other round of a race; all ranks must answer alike.
+        after_turn: is given those that are not over after each turn.
+    """
+    running = list(races)
+    while running:
+        for race in tuple(running):
+            if race.is_over or (race.num_rounds > 0 and not go_on(race)):
+                running.remove(race)
+            else:
+                race.run_round()
+        after_turn(running)

@@ -15,10 +15,11 @@ from shiplap.config import ModelParallelConfig, TrainConfig, UserError
 from shiplap.config.cache_folder import cache_folder
 from shiplap.config.json_fields import read_json_object
 from shiplap.models.decoder import DecoderModel
+from shiplap.planning.kinds import kinds_of
 from shiplap.planning.layers import parallel_layers
 from shiplap.planning.measured import Conditions, MeasuredPlan
 from shiplap.planning.plan_file import check_writable, plan_from, read_plan, write_plan
-from shiplap.planning.tune import Progress, TuneSettings, kinds_of, tune, unclear
+from shiplap.planning.tune import Progress, TuneSettings, tune, unclear
 from shiplap.topology import GlobalEnv, RankLayout
 from shiplap.topology.handshake import check_same_everywhere, fail_together, gather_texts
 from shiplap.topology.hardware import device_name, ranks_per_host

@@ -1,19 +1,23 @@
-"""Measures which way of every pass of every kind of layer is the fastest, and whether anything is faster than none."""
+"""Measures which way of every pass of every kind of layer is the fastest, and whether anything is faster than none.
+
+All passes are measured in turns, a round of each: the machine may be otherwise for seconds, which would be the whole of
+a race that ran alone.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from statistics import median
 
 from shiplap.comm.plan import Keeps
 from shiplap.config import ModelParallelConfig
-from shiplap.planning.candidates import Pass, Plan, candidates
+from shiplap.planning.candidates import Pass, candidates
+from shiplap.planning.contest import Contest, Ways
+from shiplap.planning.kinds import LayerKind, kinds_of
 from shiplap.planning.layers import ParallelLayer
-from shiplap.planning.measured import Conditions, Description, Kept, MeasuredPass, MeasuredPlan, Timing, describe
+from shiplap.planning.measured import Conditions, MeasuredPass, MeasuredPlan
 from shiplap.planning.probe import Probe, slowest_rank
-from shiplap.planning.rounds import Samples, choose, leader_of, race, ratios
-from shiplap.planning.sites import folded_path
+from shiplap.planning.rounds import Race, run_in_turns
 from shiplap.topology import GlobalEnv
 
 _ROUNDS = 20
@@ -21,15 +25,18 @@ _SHORT_SECONDS = 2.0
 _MOST_ROUNDS = 200
 """What is not clear after 20 rounds is given up, unless that took less than two seconds: short passes are the noisiest,
 and more of them cost little."""
-_ROUNDS_OF_TWO = 60
-"""If it is not clear then whether the fastest is faster than none, the two are measured alone, in so many rounds."""
 _LEAST_ROUNDS = 6
-"""With fewer nothing is clear; if there is no time for so many, fewer ways are measured."""
-_KEEPS: tuple[Keeps, ...] = ("shard", "gathered")
+"""With fewer nothing is clear; if there is no time for so many, only the fastest go on."""
+_FIRST_ROUND = 2.0
+"""How much longer than others the first round takes: it also learns how often to run what takes little time."""
+_ROUNDS_OF_TWO = 60
+"""If it is not clear whether the fastest is faster than none, the two are measured alone, in so many rounds."""
+_RACES, _DUELS, _FINALS = 0.8, 0.9, 1.0
+"""What part of the work is done, and of the time is over, at the end of each."""
 _BYTES_OF = {"float32": 4, "bfloat16": 2}
 
 Progress = Callable[[float, str], None]
-"""Is told what part of the work is done, and what comes next."""
+"""Is told what part of the work is done, and what is being done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,54 +54,6 @@ class TuneSettings:
     compares_kept: bool = False
     takes_kept: bool = False
     is_exhaustive: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerKind:
-    """Layers that are as fast as one another.
-
-    Attributes:
-        description: what they have in common.
-        layer: the first of them.
-        paths: of all.
-    """
-
-    description: Description
-    layer: ParallelLayer
-    paths: list[str]
-
-    @property
-    def directions(self) -> tuple[Pass, ...]:
-        """The passes in which they communicate."""
-        return ("forward", "backward") if self.layer.has_backward else ("forward",)
-
-
-def kinds_of(layers: Iterable[ParallelLayer]) -> list[LayerKind]:
-    """The kinds of layers, in their order."""
-    kinds: list[LayerKind] = []
-    for layer in layers:
-        description = describe(layer)
-        known = next((kind for kind in kinds if kind.description == description), None)
-        if known is None:
-            kinds.append(LayerKind(description=description, layer=layer, paths=[layer.path]))
-        else:
-            known.paths.append(layer.path)
-    return kinds
-
-
-@dataclass(kw_only=True)
-class _Clock:
-    """How much of the time is left; the same on all ranks."""
-
-    seconds: float | None
-    env: GlobalEnv
-    begun: float = field(default_factory=time.perf_counter)
-
-    def left(self) -> float | None:
-        """Seconds."""
-        if self.seconds is None:
-            return None
-        return self.seconds - slowest_rank(time.perf_counter() - self.begun, self.env)
 
 
 def tune(
@@ -116,122 +75,119 @@ def tune(
         settings: how.
         progress: is told how far it is.
     """
-    kinds = kinds_of(layers)
-    clock = _Clock(seconds=settings.seconds, env=env)
-    num_passes, done = sum(len(kind.directions) for kind in kinds), 0
-    passes: list[MeasuredPass] = []
-    for kind in kinds:
-        progress(done / num_passes, kind.paths[0])
-        probe = Probe(kind.layer, conditions.workload, env)
-        tuner = _Tuner(kind=kind, probe=probe, parallel=parallel, conditions=conditions, settings=settings)
-        for direction in kind.directions:
-            left = clock.left()
-            tuner.seconds = None if left is None else left / (num_passes - done)
-            passes.append(tuner.best(direction))
-            done += 1
-            progress(done / num_passes, f"{kind.paths[0]} {direction}: {passes[-1].method}")
+    tuner = _Tuner(
+        kinds=kinds_of(layers),
+        parallel=parallel,
+        conditions=conditions,
+        env=env,
+        settings=settings,
+        progress=progress,
+        begun=time.perf_counter(),
+    )
+    passes = tuner.passes()
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return MeasuredPlan(source="this plan", made=made, conditions=conditions, passes=passes)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Tuner:
-    """Finds the best for one kind of layer."""
+    """Finds the fastest way of every pass of some kinds of layers."""
 
-    kind: LayerKind
-    probe: Probe
+    kinds: Sequence[LayerKind]
     parallel: ModelParallelConfig
     conditions: Conditions
+    env: GlobalEnv
     settings: TuneSettings
-    seconds: float | None = None
+    progress: Progress
+    begun: float
 
-    def best(self, direction: Pass) -> MeasuredPass:
-        """The fastest way of a pass."""
-        asked: Keeps = "gathered" if self.parallel.tp_comm_keep_gathered else "shard"
-        compares = direction == "backward" and self.settings.compares_kept and self.kind.layer.gathers_again
-        if compares and self.seconds is not None:
-            # This one, the other one, and the best of both against each other.
-            self.seconds /= 3
-        found = self._race(direction, keeps=asked)
-        if not compares:
-            return found
-        return self._compare_kept(direction, found, asked)
+    def passes(self) -> list[MeasuredPass]:
+        """Of each kind, in their order."""
+        self.progress(0.0, "making the layers")
+        contests = self._contests()
+        others = [one.other for one in contests if one.other is not None]
+        self._run([one.race for one in (*contests, *others)], 0.0, _RACES if others else 1.0, rounds=_ROUNDS)
+        if self.settings.seconds is None and not self.settings.is_exhaustive:
+            made = (one.prepare_duel(most_rounds=_ROUNDS_OF_TWO) for one in (*contests, *others))
+            self._run([duel for duel in made if duel is not None], _RACES, _DUELS, rounds=_ROUNDS_OF_TWO)
+        made = (one.prepare_final(most_rounds=_MOST_ROUNDS) for one in contests)
+        self._run([final for final in made if final is not None], _DUELS, _FINALS, rounds=_ROUNDS)
+        self.progress(1.0, "done")
+        return [self._result(one) for one in contests]
 
-    def _race(self, direction: Pass, *, keeps: Keeps) -> MeasuredPass:
-        plans = candidates(self.kind.layer, direction, self.parallel, keeps=keeps)
-        samples = self._measure(direction, plans)
-        first, fastest = next(iter(plans)), leader_of(samples)
-        choice = choose(samples)
-        if not choice.is_clear and self.seconds is None and not self.settings.is_exhaustive:
-            choice = choose(
-                race(
-                    [first, fastest],
-                    lambda name: self.probe.milliseconds(direction, plans[name]),
-                    most_rounds=_ROUNDS_OF_TWO,
-                    go_on=lambda: True,
+    def _contests(self) -> list[Contest]:
+        passes: list[list[Ways]] = []
+        for kind in self.kinds:
+            probe = Probe(kind.layer, self.conditions.workload, self.env)
+            for direction in kind.directions:
+                passes.append(
+                    [
+                        Ways(kind=kind, probe=probe, direction=direction, keeps=keeps, plans=plans)
+                        for keeps in self._kept(kind, direction)
+                        for plans in [candidates(kind.layer, direction, self.parallel, keeps=keeps)]
+                    ]
                 )
-            )
-        plan = plans[choice.name]
-        names = (direction,) if direction == "forward" else ("dgrad", "wgrad", "keeps")
-        return MeasuredPass(
-            layers=list(dict.fromkeys(folded_path(path)[0] for path in self.kind.paths)),
-            layer=self.kind.description,
-            direction=direction,
-            method=choice.name,
-            fields={name: getattr(plan, name) for name in names if hasattr(plan, name)},
-            # What there was no time for could be faster than no overlap.
-            is_clear=choice.is_clear and (choice.name != first or len(samples) == len(plans)),
-            speedup=choice.speedup,
-            timings={
-                name: Timing(median_ms=median(times), rounds=len(times), speedup=median(ratios(samples, first, name)))
-                for name, times in samples.items()
-                if times
-            },
-        )
+        share = self._affordable([ways for of_pass in passes for ways in of_pass])
+        contests = []
+        for of_pass in passes:
+            contest, *others = (self._contest(ways, share) for ways in of_pass)
+            contest.other = others[0] if others else None
+            contests.append(contest)
+        return contests
 
-    def _compare_kept(self, direction: Pass, found: MeasuredPass, asked: Keeps) -> MeasuredPass:
-        """Also measure with the other kind of input kept, and the best of both against each other."""
+    def _kept(self, kind: LayerKind, direction: Pass) -> Sequence[Keeps]:
+        """What inputs are measured: the one that is asked for first."""
+        asked: Keeps = "gathered" if self.parallel.tp_comm_keep_gathered else "shard"
         other: Keeps = "shard" if asked == "gathered" else "gathered"
-        theirs = self._race(direction, keeps=other)
-        best = {asked: found, other: theirs}
-        plans: dict[str, Plan] = {
-            keeps: candidates(self.kind.layer, direction, self.parallel, keeps=keeps)[best[keeps].method]
-            for keeps in _KEEPS
-        }
-        samples = self._measure(direction, plans)
-        choice = choose(samples)
-        data = self.conditions
-        shard = data.sequence * data.batch * self.kind.layer.width * _BYTES_OF[data.dtype] // data.tensor_parallel
-        kept = Kept(
-            method=best["gathered"].method,
-            speedup=median(ratios(samples, "shard", "gathered")),
-            is_clear=choice.is_clear,
-            memory_bytes=shard * (data.tensor_parallel - 1),
-        )
-        takes = self.settings.takes_kept and asked == "shard" and choice.name == "gathered"
-        return replace(theirs if takes else found, kept=kept)
+        compares = self.settings.compares_kept and direction == "backward" and kind.layer.gathers_again
+        return (asked, other) if compares else (asked,)
 
-    def _measure(self, direction: Pass, plans: dict[str, Plan]) -> Samples:
-        begun, names, seconds = time.perf_counter(), list(plans), self.seconds
-        num_rounds = 0
+    def _affordable(self, everything: Sequence[Ways]) -> float:
+        """The share of the ways for which there is time for a first round, in half of the time."""
+        if self.settings.seconds is None:
+            return 1.0
+        round_s = sum(ways.seconds_of_a_round() for ways in everything)
+        return min(1.0, 0.5 * self.settings.seconds / max(_FIRST_ROUND * round_s, 1e-6))
 
-        def go_on() -> bool:
-            nonlocal num_rounds
-            num_rounds += 1
-            spent = slowest_rank(time.perf_counter() - begun, self.probe.env)
-            if seconds is not None and spent > seconds:
+    def _contest(self, ways: Ways, share: float) -> Contest:
+        names = list(ways.plans)[: max(2, int(share * len(ways.plans)))]
+        rounds = _ROUNDS if self.settings.is_exhaustive else _MOST_ROUNDS
+        rounds = rounds if len(names) > 1 else _LEAST_ROUNDS
+        return Contest(ways=ways, race=ways.race(names, most_rounds=rounds, drops=not self.settings.is_exhaustive))
+
+    def _run(self, races: Sequence[Race], start: float, end: float, *, rounds: int) -> None:
+        """Run races in turns, as the work from `start` to `end`, and give them up after so many rounds or that time."""
+
+        def go_on(race: Race) -> bool:
+            spent = slowest_rank(time.perf_counter() - self.begun, self.env)
+            done = [1.0 if one.is_over else min(one.num_rounds / rounds, 1.0) for one in races]
+            self.progress(
+                start + (end - start) * sum(done) / len(done),
+                f"round {race.num_rounds + 1}, {sum(not one.is_over for one in races)} of {len(races)} races open",
+            )
+            if self.settings.seconds is not None and spent > end * self.settings.seconds:
                 return False
-            return num_rounds < _ROUNDS or (spent < _SHORT_SECONDS and not self.settings.is_exhaustive)
+            return race.num_rounds < rounds or slowest_rank(race.seconds, self.env) < _SHORT_SECONDS
 
-        if seconds is not None and len(names) > 1:
-            once = self.probe.seconds_of_a_measurement(direction, plans[names[0]])
-            names = names[: int(max(2, min(seconds / max(once * _LEAST_ROUNDS, 1e-6), len(names))))]
-        return race(
-            names,
-            lambda name: self.probe.milliseconds(direction, plans[name]),
-            most_rounds=_MOST_ROUNDS if len(names) > 1 else _LEAST_ROUNDS,
-            go_on=go_on,
-            drops=not self.settings.is_exhaustive,
+        def narrow(running: Sequence[Race]) -> None:
+            if self.settings.seconds is None:
+                return
+            early = [race for race in running if race.num_rounds < _LEAST_ROUNDS]
+            left = end * self.settings.seconds - slowest_rank(time.perf_counter() - self.begun, self.env)
+            turn = slowest_rank(sum(race.seconds_of_next_round for race in running), self.env)
+            for race in early:
+                turns = (_LEAST_ROUNDS - race.num_rounds) / (_FIRST_ROUND if race.num_rounds == 1 else 1.0)
+                if turn * turns > left:
+                    race.keep(max(2, int(race.num_running * left / (turn * turns))))
+
+        run_in_turns(races, go_on, narrow)
+
+    def _result(self, contest: Contest) -> MeasuredPass:
+        data, layer = self.conditions, contest.ways.kind.layer
+        shard_bytes = data.sequence * data.batch * layer.width * _BYTES_OF[data.dtype] // data.tensor_parallel
+        return contest.result(
+            more_bytes=shard_bytes * (data.tensor_parallel - 1),
+            takes_kept=self.settings.takes_kept,
         )
 
 

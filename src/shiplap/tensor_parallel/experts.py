@@ -51,7 +51,7 @@ class Assignment:
         return self._sorted[key]
 
     def by_expert(self, weight: Tensor) -> Tensor:
-        """`[E O, I]` as `[E, O, I]`."""
+        """`[E O, I]` as `[E, O, I]`, which it may be already."""
         return weight.view(self.num_experts, -1, weight.shape[-1])
 
 
@@ -74,10 +74,13 @@ def _collect(slots_in: Tensor, weights: Tensor, *, of: Assignment, rows: Rows, o
         torch.sum(by_token, dim=1, out=out)
 
 
-def _wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """`dyᵀ x` of each expert's slots, both sorted by expert, as `[E O, I]`."""
+def _wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, out: Tensor, add: bool) -> None:
+    """`dyᵀ x` of each expert's slots, both sorted by expert, into `out [E, O, I]`."""
     grad = F.grouped_mm(dy.t(), x, offs=ends)
-    return grad.flatten(0, 1).to(dtype)
+    if add:
+        out += grad
+    else:
+        out.copy_(grad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +97,8 @@ class _Experts:
         return self, weight[:, columns]
 
     def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
-        """Rows of every expert's weight, which are copied: they are not together."""
-        return self, self.assignment.by_expert(weight)[:, columns].flatten(0, 1)
-
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """`[E O, I]`."""
-        raise NotImplementedError
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
-        """Add to `main_grad [E O, I]`."""
-        main_grad.add_(self.wgrad(dy, x, rows=rows, dtype=main_grad.dtype))
+        """Rows of every expert's weight, as `[E, O, I]`: they are not together."""
+        return self, self.assignment.by_expert(weight)[:, columns]
 
 
 class ToExperts(_Experts):
@@ -130,11 +125,11 @@ class ToExperts(_Experts):
         weights = self.assignment.by_expert(weight)
         _collect(dy.flatten(0, -2), weights, of=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dyᵀ x` over each expert's tokens."""
         slots, ends = self.assignment.sorted_slots(rows)
         tokens = x.flatten(0, -2)[slots // self.assignment.num_slots]
-        return _wgrad(dy.flatten(0, -2)[slots], tokens, ends, dtype=dtype)
+        _wgrad(dy.flatten(0, -2)[slots], tokens, ends, out=self.assignment.by_expert(out), add=add)
 
 
 class FromExperts(_Experts):
@@ -161,8 +156,8 @@ class FromExperts(_Experts):
         weights = self.assignment.by_expert(weight)
         _spread(dy.flatten(0, -2), weights, to=self.assignment, rows=rows, out=out.flatten(0, -2), add=add)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dyᵀ x` over each expert's tokens."""
         slots, ends = self.assignment.sorted_slots(rows)
         tokens = dy.flatten(0, -2)[slots // self.assignment.num_slots]
-        return _wgrad(tokens, x.flatten(0, -2)[slots], ends, dtype=dtype)
+        _wgrad(tokens, x.flatten(0, -2)[slots], ends, out=self.assignment.by_expert(out), add=add)

@@ -27,7 +27,7 @@ current stream, which must be the one that the inputs were made on.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from shiplap.comm.collectives import Group, Pending, size_of
 from shiplap.comm.observe import is_observed, remembering, resuming
 from shiplap.comm.overlap import (
     Region,
-    Rows,
     Tile,
     adds_up,
     gather_and_consume,
@@ -50,76 +49,11 @@ from shiplap.comm.overlap import (
 from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
 from shiplap.tensor_parallel.observed import ObservedProduct
-from shiplap.tensor_parallel.product import DENSE, Product
+from shiplap.tensor_parallel.product import DENSE, Product, narrowed
 from shiplap.tensor_parallel.shard import Shard
 from shiplap.tensor_parallel.shared_rows import sum_shared_rows
+from shiplap.tensor_parallel.wgrad import Wgrad, WgradInParts
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Wgrad:
-    """Where a weight's gradient goes: into its `main_grad` if it has one, else back to autograd."""
-
-    product: Product
-    dtype: torch.dtype
-    main_grad: Tensor | None
-    complete: Callable[[Tensor], Tensor] | None
-
-    def __call__(self, dy: Tensor, x: Tensor) -> Tensor | None:
-        """From the whole sequence at once."""
-        if self.main_grad is not None and self.complete is None:
-            self.product.accumulate_wgrad(dy, x, rows=_ALL, main_grad=self.main_grad)
-            return None
-        dtype = self.dtype if self.main_grad is None else self.main_grad.dtype
-        return self._deliver(self.product.wgrad(dy, x, rows=_ALL, dtype=dtype))
-
-    def in_parts(self) -> "_WgradInParts":
-        """From parts of the sequence as they arrive: what gathers them is hidden behind the products that use them."""
-        return _WgradInParts(self)
-
-    def _deliver(self, dw: Tensor) -> Tensor | None:
-        dw = dw if self.complete is None else self.complete(dw)
-        if self.main_grad is None:
-            return dw
-        self.main_grad.add_(dw)
-        return None
-
-
-class _WgradInParts:
-    """Adds up what comes from parts of the sequence, in float32 at least, and rounds once."""
-
-    def __init__(self, wgrad: _Wgrad) -> None:
-        self._wgrad = wgrad
-        self._total = wgrad.main_grad if wgrad.complete is None else None
-        self._unfinished: list[slice] = []
-
-    def add(self, region: slice | Tile, dy: Tensor, x: Tensor) -> None:
-        """What comes from these rows; if only some of their columns have arrived, `result` adds it."""
-        if isinstance(region, slice):
-            self._add(region, dy, x)
-        elif region.is_first:
-            self._unfinished.append(region.rows)
-
-    def _add(self, rows: slice, dy: Tensor, x: Tensor) -> None:
-        wgrad = self._wgrad
-        if self._total is None:
-            main_grad = wgrad.main_grad
-            dtype = torch.promote_types(wgrad.dtype, torch.float32) if main_grad is None else main_grad.dtype
-            self._total = wgrad.product.wgrad(dy, x, rows=rows, dtype=dtype)
-        else:
-            wgrad.product.accumulate_wgrad(dy, x, rows=rows, main_grad=self._total)
-
-    def result(self, dy_S: Tensor, x_S: Tensor) -> Tensor | None:
-        """The gradient, as `_Wgrad` gives it, once both are there as wholes."""
-        for rows in self._unfinished:
-            self._add(rows, dy_S[rows], x_S[rows])
-        wgrad, total = self._wgrad, self._total
-        assert total is not None
-        if total is wgrad.main_grad:
-            return None
-        return wgrad._deliver(total if wgrad.main_grad is not None else total.to(wgrad.dtype))
-
-
-_ALL = slice(None)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -147,7 +81,7 @@ class ColumnPattern:
         y_S = x_s.new_empty(num_rows, *product.output_dims(x_s.shape[1:], weight), dtype=dtype)
 
         def multiply(region: slice | Tile, part: Tensor) -> None:
-            some, its_weight, rows, add = _narrowed(region, product, weight, product.of_inputs)
+            some, its_weight, rows, add = narrowed(region, product, weight, product.of_inputs)
             some.forward(part, its_weight, None if add else bias, rows=rows, out=y_S[rows], add=add)
 
         x_S = gather_and_consume(self.plan.forward, x_s, multiply, group=self.group)
@@ -164,7 +98,7 @@ class ColumnPattern:
         kept: Tensor | None,
         weight: Tensor | None,
         *,
-        wgrad: _Wgrad,
+        wgrad: Wgrad,
         bias_dtype: torch.dtype | None,
     ) -> Gradients:
         """`[S, …, O/R]` to `[S/R, …, I]`, `[O/R, I]` and `[O/R]`; None for what is not needed."""
@@ -177,7 +111,7 @@ class ColumnPattern:
             product = self.product.to(weight.dtype)
 
             def multiply(region: Region, out: Tensor) -> None:
-                some, its_weight, rows, _ = _narrowed(region, product, weight, product.of_inputs)
+                some, its_weight, rows, _ = narrowed(region, product, weight, product.of_inputs)
                 some.dgrad(take(dy_S, rows), its_weight, rows=rows, out=out)
 
             shape = torch.Size([dy_S.shape[0], *product.input_dims(dy_S.shape[1:], weight)])
@@ -186,12 +120,13 @@ class ColumnPattern:
         if x_S is not None:
             dw = wgrad(dy_S, x_S.wait())
         elif kept is not None:
-            parts = wgrad.in_parts()
+            parts = WgradInParts(wgrad, wgrad.product.of_inputs, like=dy_S)
 
             def add(region: slice | Tile, x: Tensor) -> None:
                 parts.add(region, dy_S[rows_of(region)], x)
 
-            dw = parts.result(dy_S, gather_and_consume(self.plan.wgrad, kept, add, group=self.group))
+            gather_and_consume(self.plan.wgrad, kept, add, group=self.group)
+            dw = parts.result()
         db = None
         if bias_dtype is not None:
             db = functional.bias_grad(dy_S, dtype=bias_dtype)
@@ -214,7 +149,7 @@ class RowPattern:
         product, columns = self.product.to(weight.dtype), self.product.kept_columns
 
         def multiply(region: Region, out: Tensor) -> None:
-            some, its_weight, rows, _ = _narrowed(region, product, weight, product.of_outputs)
+            some, its_weight, rows, _ = narrowed(region, product, weight, product.of_outputs)
             some.forward(take(x_S, rows), its_weight, None, rows=rows, out=out)
 
         shape = torch.Size([x_S.shape[0], *product.output_dims(x_S.shape[1:], weight)])
@@ -228,7 +163,7 @@ class RowPattern:
         x_S: Tensor | None,
         weight: Tensor | None,
         *,
-        wgrad: _Wgrad,
+        wgrad: Wgrad,
         bias_dtype: torch.dtype | None,
     ) -> Gradients:
         """`[S/R, …, O]` to `[S, …, I/R]`, `[O, I/R]` and `[O]`; None for what is not needed."""
@@ -239,11 +174,13 @@ class RowPattern:
             dtype = _dtype_of_sums(self.plan.dgrad, dy_s.dtype)
             dx_S = dy_s.new_empty(num_rows, *product.input_dims(dy_s.shape[1:], weight), dtype=dtype)
 
-        parts = wgrad.in_parts() if self.plan.wgrad == "parts" and x_S is not None else None
+        parts = None
+        if self.plan.wgrad == "parts" and x_S is not None:
+            parts = WgradInParts(wgrad, wgrad.product.of_outputs, like=dy_s)
 
         def multiply(region: slice | Tile, part: Tensor) -> None:
             if weight is not None and dx_S is not None:
-                some, its_weight, rows, add = _narrowed(region, product, weight, product.of_outputs)
+                some, its_weight, rows, add = narrowed(region, product, weight, product.of_outputs)
                 some.dgrad(part, its_weight, rows=rows, out=dx_S[rows], add=add)
             if parts is not None and x_S is not None:
                 parts.add(region, part, x_S[rows_of(region)])
@@ -251,24 +188,9 @@ class RowPattern:
         dy_S = gather_and_consume(self.plan.dgrad, dy_s, multiply, group=self.group)
         dw = None
         if x_S is not None:
-            dw = wgrad(dy_S, x_S) if parts is None else parts.result(dy_S, x_S)
+            dw = wgrad(dy_S, x_S) if parts is None else parts.result()
         db = None if bias_dtype is None else functional.bias_grad(dy_S, dtype=bias_dtype)
         return None if dx_S is None else dx_S.to(dy_s.dtype), dw, db
-
-
-_OfRows = TypeVar("_OfRows", bound=Rows)
-
-
-def _narrowed(
-    region: _OfRows | Tile,
-    product: Product,
-    weight: Tensor,
-    of_columns: Callable[[Tensor, slice], tuple[Product, Tensor]],
-) -> tuple[Product, Tensor, _OfRows | slice, bool]:
-    """What multiplies there: product, weight and rows; and whether it adds to what the tiles before it made."""
-    if isinstance(region, Tile):
-        return *of_columns(weight, region.columns), region.rows, not region.is_first
-    return product, weight, region, False
 
 
 def _dtype_of_sums(method: str, dtype: torch.dtype) -> torch.dtype:
@@ -296,8 +218,9 @@ class LinearWithGradAccumulationAndAsyncCommunication(torch.autograd.Function):
         ctx.pattern = pattern
         ctx.x_dtype = x.dtype
         ctx.bias_dtype = bias.dtype if bias is not None and needs_bias else None
-        ctx.wgrad = _Wgrad(
+        ctx.wgrad = Wgrad(
             product=pattern.product,
+            shape=weight.shape,
             dtype=weight.dtype,
             main_grad=getattr(weight, "main_grad", None),
             complete=pattern.complete,

@@ -9,8 +9,9 @@ Any number of dims may stand between the first and the last; `N` is their produc
 | `wgrad` | `dW = dyᵀ x` | dW `[O, I]` |
 | `bias_grad` | `db = Σ dy` | db `[O]` |
 
-`forward` and `dgrad` write into a given contiguous `out`, so that a pipeline fills its rows without concatenation. The
-input may be the same rows of several shards, `[shards, n, …]` with a stride between them.
+The first three write into a given `out`, so that a pipeline fills its part of it without concatenation; that of `wgrad`
+may be any columns of any rows of a gradient, the others' is contiguous. The input of `forward` and `dgrad` may be the
+same rows of several shards, `[shards, n, …]` with a stride between them.
 """
 
 import torch
@@ -66,17 +67,9 @@ def dgrad(dy: Tensor, weight: Tensor, *, out: Tensor, add: bool = False) -> None
     _multiply(dy, weight, bias=None, out=out, add=add)
 
 
-def wgrad(dy: Tensor, x: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """The weight's gradient `dyᵀ x` in the given dtype; on CUDA it leaves the product in float32 unrounded."""
-    dy_t = _rows(dy).t()
-    if dy.is_cuda and dtype == torch.float32 and dy.dtype != dtype:
-        return torch.mm(dy_t, _rows(x), out_dtype=dtype)
-    return torch.mm(dy_t, _rows(x)).to(dtype)
-
-
-def accumulate_wgrad(dy: Tensor, x: Tensor, *, main_grad: Tensor) -> None:
-    """Add `dyᵀ x` to `main_grad [O, I]` in its dtype, straight from the product where the device can."""
-    _multiply_matrices(_rows(dy).t(), _rows(x), start=main_grad, out=main_grad)
+def wgrad(dy: Tensor, x: Tensor, *, out: Tensor, add: bool = False) -> None:
+    """Write the weight's gradient `dyᵀ x` into `out [O, I]`, or add it to what is there, in the dtype of `out`."""
+    _multiply_matrices(_rows(dy).t(), _rows(x), start=out if add else None, out=out)
 
 
 def bias_grad(dy: Tensor, *, dtype: torch.dtype) -> Tensor:

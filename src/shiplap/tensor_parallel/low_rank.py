@@ -124,15 +124,10 @@ class LowRankProduct:
             up = weight[part.up, part.factors]
             functional.dgrad(dy[..., part.outputs], up, out=dh[..., part.down], add=add)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dyᵀ h` of the adapted parts, one below the other."""
-        grads = [functional.wgrad(dy[..., p.outputs], x[..., p.down], dtype=dtype) for p in self.parts]
-        return torch.cat(grads)
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
-        """Add `dyᵀ h`."""
         for p in self.parts:
-            functional.accumulate_wgrad(dy[..., p.outputs], x[..., p.down], main_grad=main_grad[p.up])
+            functional.wgrad(dy[..., p.outputs], x[..., p.down], out=out[p.up], add=add)
 
 
 class LowRankAdapter(nn.Module):

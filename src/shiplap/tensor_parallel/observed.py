@@ -60,12 +60,7 @@ class ObservedProduct:
         with running_product("dgrad"):
             self.of.dgrad(dy, weight, rows=rows, out=out, add=add)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """The part of the weight's gradient that comes from these rows."""
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
+        """Write the weight's gradient that comes from these rows, or add it."""
         with running_product("wgrad"):
-            return self.of.wgrad(dy, x, rows=rows, dtype=dtype)
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
-        """Add the part of the weight's gradient that comes from these rows to `main_grad`."""
-        with running_product("wgrad"):
-            self.of.accumulate_wgrad(dy, x, rows=rows, main_grad=main_grad)
+            self.of.wgrad(dy, x, rows=rows, out=out, add=add)

@@ -5,16 +5,19 @@ is a product runs under every overlap method. `Dense` is the ordinary one, `y = 
 adapters bring their own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from shiplap.comm.overlap import Rows
+from shiplap.comm.overlap import Rows, Tile
 from shiplap.tensor_parallel import functional
 
 Dims = tuple[int, ...]
+OfColumns = Callable[[Tensor, slice], tuple["Product", Tensor]]
+"""`of_inputs` or `of_outputs` of a product."""
 
 
 class Product(Protocol):
@@ -42,10 +45,10 @@ class Product(Protocol):
         """The input's dims after the first, from the output's."""
 
     def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
-        """The product of these columns of the input, and its weight."""
+        """The product of these columns of the input, and its weight: a view, so that a gradient can be narrowed too."""
 
     def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
-        """The product that makes these columns of the output, and its weight."""
+        """The product that makes these columns of the output, and its weight, a view as well."""
 
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
@@ -55,11 +58,8 @@ class Product(Protocol):
     def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """Write the input's gradient of these rows, in the dtype of `out`; or add it to what is there."""
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """The part of the weight's gradient that comes from these rows."""
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
-        """Add the part of the weight's gradient that comes from these rows to `main_grad`, in its dtype."""
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
+        """Write the weight's gradient that comes from these rows, in the dtype of `out`; or add it to what is there."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,24 @@ class Dense:
         """`dy W`."""
         functional.dgrad(dy, weight, out=out, add=add)
 
-    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, dtype: torch.dtype) -> Tensor:
+    def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dyᵀ x`."""
-        return functional.wgrad(dy, x, dtype=dtype)
-
-    def accumulate_wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, main_grad: Tensor) -> None:
-        """`dyᵀ x`, straight from the product where the device can."""
-        functional.accumulate_wgrad(dy, x, main_grad=main_grad)
+        functional.wgrad(dy, x, out=out, add=add)
 
 
 DENSE = Dense()
+
+
+_OfRows = TypeVar("_OfRows", bound=Rows)
+
+
+def narrowed(
+    region: _OfRows | Tile,
+    product: Product,
+    weight: Tensor,
+    of_columns: OfColumns,
+) -> tuple[Product, Tensor, _OfRows | slice, bool]:
+    """What multiplies there: product, weight and rows; and whether it adds to what the tiles before it made."""
+    if isinstance(region, Tile):
+        return *of_columns(weight, region.columns), region.rows, not region.is_first
+    return product, weight, region, False

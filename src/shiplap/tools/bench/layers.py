@@ -8,11 +8,11 @@ from shiplap.comm.plan import ColumnPlan, Keeps
 from shiplap.config import ModelParallelConfig
 from shiplap.models.decoder import DecoderModel
 from shiplap.planning.candidates import Pass, Plan, candidates, with_fields
+from shiplap.planning.kinds import kinds_of
 from shiplap.planning.layers import ParallelLayer, parallel_layers
 from shiplap.planning.measured import Description
 from shiplap.planning.probe import Probe, Workload
 from shiplap.planning.sites import BYTES_OF, folded_path
-from shiplap.planning.tune import kinds_of
 from shiplap.tools.bench.subject import COMMUNICATION, MEASURED, PRODUCTS, SEQUENTIAL, SWITCHES, Subject
 from shiplap.topology import GlobalEnv
 
