@@ -66,6 +66,11 @@ def behind(race: Race | None) -> list[float]:
     return [0.0] if race is None else [ratio - 1 for ratio in ratios(race.samples, *race.names)]
 
 
+def times_of(one: MeasuredPass) -> dict[str, float]:
+    """Medians, in ms, of the ways of a pass."""
+    return {name: timing.median_ms for name, timing in one.timings.items()}
+
+
 def main() -> None:
     """Measure on every rank; rank 0 reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -131,7 +136,8 @@ def main() -> None:
         print(f"{what:<36} {mine.method:<28} {best.method:<28} {middle:+.1%} ({low:+.1%} … {high:+.1%})")
         records.append(
             {"pass": mine.direction, "layers": list(mine.layers), "tuned": mine.method, "exhaustive": best.method}
-            | {"behind": ratio, "times_ms": {name: timing.median_ms for name, timing in best.timings.items()}}
+            | {"behind": ratio, "times_ms": times_of(best), "tuned_times_ms": times_of(mine)}
+            | {"tuned_rounds": {name: timing.rounds for name, timing in mine.timings.items()}}
         )
     all_behind = [statistics.median(behind(race)) for *_, race in found]
     agree = sum(ratio < _ALIKE for ratio in all_behind)

@@ -9,7 +9,7 @@ from shiplap.planning.candidates import Pass, Plan
 from shiplap.planning.kinds import LayerKind
 from shiplap.planning.measured import Kept, MeasuredPass, Timing
 from shiplap.planning.probe import Probe
-from shiplap.planning.rounds import Choice, Race, choose, leader_of, ratios
+from shiplap.planning.rounds import Choice, Race, by_speed, choose, clearly_above, ratios
 from shiplap.planning.sites import folded_path
 
 _KEEPS: tuple[Keeps, ...] = ("shard", "gathered")
@@ -75,10 +75,11 @@ class Contest:
         return choose((self.race if self.duel is None else self.duel).samples)
 
     def prepare_duel(self, *, most_rounds: int) -> Race | None:
-        """If the race did not make it clear whether the fastest is faster than none."""
-        if not self.choice.is_clear:
-            names = [self.race.names[0], leader_of(self.race.samples)]
-            self.duel = self.ways.race(names, most_rounds=most_rounds)
+        """If none was chosen, and the fastest of the others is not clearly slower."""
+        samples, first = self.race.samples, self.race.names[0]
+        others = [name for name in by_speed(samples) if name != first]
+        if others and self.choice.name == first and not clearly_above(ratios(samples, others[0], first), 1.0):
+            self.duel = self.ways.race([first, others[0]], most_rounds=most_rounds)
         return self.duel
 
     def prepare_final(self, *, most_rounds: int) -> Race | None:

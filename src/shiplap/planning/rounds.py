@@ -8,7 +8,8 @@ was slower than the other, whatever by how much, since times on shared machines 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
+from itertools import pairwise
+from math import comb, inf, log
 from statistics import median
 
 _DOUBT = 0.05
@@ -18,9 +19,12 @@ _DOUBT_TO_STOP = 0.01
 called clearly faster in a third of simulated races of up to 200 rounds; with 1 % in a tenth, for three more rounds."""
 _NOT_WORTH_IT = 1.01
 """What is faster by less than this is as good as the simpler way."""
-_EARLY = {2: 1.4, 3: 1.25, 4: 1.15}
-"""After so many rounds, too few for the test: how much slower in each of them is enough to drop out. Assumptions;
-`benchmarks/tune.py` compares what comes of them with measuring everything."""
+_EARLY = {2: 2.0, 3: 1.5, 4: 1.2}
+_MARGIN = 1.05
+"""After so many rounds, too few for the test, a way drops out that was slower by this margin in each of them, and by so
+many times the noise besides. One of two equally fast ways would in fewer than 1 of 100 races."""
+_ENOUGH_FOR_NOISE = 4
+"""Ways: fewer say too little about the noise."""
 
 Samples = Mapping[str, Sequence[float]]
 """Milliseconds of each way, a value a round; those that dropped out have fewer."""
@@ -55,11 +59,27 @@ def ratios(samples: Samples, name: str, to: str) -> list[float]:
     return [a / b for a, b in zip(samples[name], samples[to], strict=False)]
 
 
-def is_out(samples: Samples, name: str, leader: str) -> bool:
+def noise_of(samples: Samples) -> float:
+    """The standard deviation of the logarithm of a ratio of two times; infinite if there are too few to say.
+
+    From what changed between one round and the next, of all ways that took part in every round: half of the changes are
+    smaller than 0.67 standard deviations, whatever the long tails.
+    """
+    times = _of_all_rounds(samples)
+    if len(times) < _ENOUGH_FOR_NOISE:
+        return inf
+    changes: list[float] = []
+    for before, now in pairwise(zip(*times.values(), strict=True)):
+        of_ways = [log(b / a) for a, b in zip(before, now, strict=True)]
+        changes += [abs(change - median(of_ways)) for change in of_ways]
+    return median(changes) / 0.6745 if changes else inf
+
+
+def is_out(samples: Samples, name: str, leader: str, *, noise: float) -> bool:
     """Whether a way need not be measured again, as it is slower than the leader."""
     slower = ratios(samples, name, leader)
-    if len(slower) in _EARLY:
-        return min(slower) > _EARLY[len(slower)]
+    if len(slower) <= max(_EARLY):
+        return len(slower) in _EARLY and log(min(slower) / _MARGIN) > _EARLY[len(slower)] * noise
     return clearly_above(slower, 1.0) and median(slower) > _NOT_WORTH_IT
 
 
@@ -69,12 +89,17 @@ def by_speed(samples: Samples) -> list[str]:
     Times count against what is usual in their round: else, on a machine whose speed drifts, a stall in one round would
     make another round the median.
     """
-    num_rounds = max(map(len, samples.values()))
-    times = {name: values for name, values in samples.items() if len(values) == num_rounds}
+    times = _of_all_rounds(samples)
     usual = [median(of_round) for of_round in zip(*times.values(), strict=True)]
     return sorted(
         times, key=lambda name: median(time / typical for time, typical in zip(times[name], usual, strict=True))
     )
+
+
+def _of_all_rounds(samples: Samples) -> Samples:
+    """Of the ways that took part in all of them."""
+    num_rounds = max(map(len, samples.values()))
+    return {name: values for name, values in samples.items() if len(values) == num_rounds}
 
 
 def leader_of(samples: Samples) -> str:
@@ -180,9 +205,11 @@ class Race:
         self.num_rounds += 1
         self.seconds += seconds
         if self.drops:
-            first, leader = self.names[0], leader_of(self.samples)
+            first, leader, noise = self.names[0], leader_of(self.samples), noise_of(self.samples)
             self._running = [
-                name for name in running if name in (first, leader) or not is_out(self.samples, name, leader)
+                name
+                for name in running
+                if name in (first, leader) or not is_out(self.samples, name, leader, noise=noise)
             ]
             self._is_decided = self.num_rounds > max(_EARLY) and is_decided(self.samples, self._running)
         self.seconds_of_next_round = seconds * self.num_running / len(running)

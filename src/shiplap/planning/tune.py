@@ -30,9 +30,9 @@ _LEAST_ROUNDS = 6
 _FIRST_ROUND = 2.0
 """How much longer than others the first round takes: it also learns how often to run what takes little time."""
 _ROUNDS_OF_TWO = 60
-"""If it is not clear whether the fastest is faster than none, the two are measured alone, in so many rounds."""
+"""If the fastest is not clearly faster than none, nor slower, the two are measured alone, in so many rounds."""
 _RACES, _DUELS, _FINALS = 0.8, 0.9, 1.0
-"""What part of the work is done, and of the time is over, at the end of each."""
+"""What part of the work is done at the end of each; the first is of the time, too, if finals follow."""
 _BYTES_OF = {"float32": 4, "bfloat16": 2}
 
 Progress = Callable[[float, str], None]
@@ -106,7 +106,8 @@ class _Tuner:
         self.progress(0.0, "making the layers")
         contests = self._contests()
         others = [one.other for one in contests if one.other is not None]
-        self._run([one.race for one in (*contests, *others)], 0.0, _RACES if others else 1.0, rounds=_ROUNDS)
+        until = _RACES if others else 1.0
+        self._run([one.race for one in (*contests, *others)], 0.0, _RACES, rounds=_ROUNDS, until=until)
         if self.settings.seconds is None and not self.settings.is_exhaustive:
             made = (one.prepare_duel(most_rounds=_ROUNDS_OF_TWO) for one in (*contests, *others))
             self._run([duel for duel in made if duel is not None], _RACES, _DUELS, rounds=_ROUNDS_OF_TWO)
@@ -155,8 +156,11 @@ class _Tuner:
         rounds = rounds if len(names) > 1 else _LEAST_ROUNDS
         return Contest(ways=ways, race=ways.race(names, most_rounds=rounds, drops=not self.settings.is_exhaustive))
 
-    def _run(self, races: Sequence[Race], start: float, end: float, *, rounds: int) -> None:
-        """Run races in turns, as the work from `start` to `end`, and give them up after so many rounds or that time."""
+    def _run(self, races: Sequence[Race], start: float, end: float, *, rounds: int, until: float = 1.0) -> None:
+        """Run races in turns, as the work from `start` to `end`.
+
+        Each is given up after so many rounds, unless it is short, and all when this part of the time is over.
+        """
 
         def go_on(race: Race) -> bool:
             spent = slowest_rank(time.perf_counter() - self.begun, self.env)
@@ -165,7 +169,7 @@ class _Tuner:
                 start + (end - start) * sum(done) / len(done),
                 f"round {race.num_rounds + 1}, {sum(not one.is_over for one in races)} of {len(races)} races open",
             )
-            if self.settings.seconds is not None and spent > end * self.settings.seconds:
+            if self.settings.seconds is not None and spent > until * self.settings.seconds:
                 return False
             return race.num_rounds < rounds or slowest_rank(race.seconds, self.env) < _SHORT_SECONDS
 
@@ -173,7 +177,7 @@ class _Tuner:
             if self.settings.seconds is None:
                 return
             early = [race for race in running if race.num_rounds < _LEAST_ROUNDS]
-            left = end * self.settings.seconds - slowest_rank(time.perf_counter() - self.begun, self.env)
+            left = until * self.settings.seconds - slowest_rank(time.perf_counter() - self.begun, self.env)
             turn = slowest_rank(sum(race.seconds_of_next_round for race in running), self.env)
             for race in early:
                 turns = (_LEAST_ROUNDS - race.num_rounds) / (_FIRST_ROUND if race.num_rounds == 1 else 1.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shiplap.planning.rounds import Samples, is_out, leader_of
+from shiplap.planning.rounds import Samples, is_out, leader_of, noise_of
 
 PRODUCTS = "products"
 SEQUENTIAL = "sequential"
@@ -74,10 +74,11 @@ def measure(subject: Subject, rounds: int) -> Samples:
         for name in running[start:] + running[:start]:
             samples[name].append(subject.variants[name]())
         for group in (subject.candidates, subject.communication):
-            leader = leader_of({name: samples[name] for name in group})
+            of_group = {name: samples[name] for name in group}
+            leader, noise = leader_of(of_group), noise_of(of_group)
             running = [
                 name
                 for name in running
-                if name not in group or name in (*always, leader) or not is_out(samples, name, leader)
+                if name not in group or name in (*always, leader) or not is_out(samples, name, leader, noise=noise)
             ]
     return samples
