@@ -198,7 +198,9 @@ def test_the_sign_test(num_above: int, num_below: int, is_clear: bool) -> None:
         ([2.0] * 4, inf, False),
         ([1.02] * 5, 0.1, True),
         ([1.005] * 20, 0.0, False),
-        ([1.3, 1.3, 1.3, 1.3, 0.9], 0.0, False),
+        ([1.3, 1.3, 1.3, 1.3, 0.9], 0.1, True),
+        ([1.3, 1.3, 1.3, 1.3, 0.9], 0.2, False),
+        ([1.3, 1.3, 1.3, 1.3, 0.9], inf, False),
     ],
 )
 def test_what_drops_out(slower: list[float], noise: float, expected: bool) -> None:

@@ -1,28 +1,32 @@
 """Which of several ways is the fastest: measured in turns, until the answer is clear.
 
 All ways run once a round, one after the other, so that a machine whose speed drifts treats them alike; compared are
-times of one round. A way that is clearly slower than the fastest drops out. The test is the sign test: how often one
-was slower than the other, whatever by how much, since times on shared machines have long tails.
+times of one round. A way that is clearly slower than the fastest drops out. The tests stand long tails, as times on
+shared machines have them: how often one was slower than the other (the sign test), or by how much in the median,
+against the noise that all ways together show.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import comb, inf, log
+from math import comb, inf, log, sqrt
 from statistics import median
 
 _DOUBT = 0.05
 """Probability that a fair coin gives what is called clear."""
-_DOUBT_TO_STOP = 0.01
-"""The same, to stop because of it. A race asks after every round: with 5 %, one of two equally fast and noisy ways was
-called clearly faster in a third of simulated races of up to 200 rounds; with 1 % in a tenth, for three more rounds."""
+_DOUBT_OF_MANY = 0.01
+"""The same, where many are asked: rounds or ways. With 5 %, one of two equally fast and noisy ways was called clearly
+faster in a third of simulated races of up to 200 rounds, and one of 17 after 5 rounds in an eighth of them; with 1 % in
+a tenth or fewer."""
 _NOT_WORTH_IT = 1.01
 """What is faster by less than this is as good as the simpler way."""
 _EARLY = {2: 2.0, 3: 1.5, 4: 1.2}
 _MARGIN = 1.05
 """After so many rounds, too few for the test, a way drops out that was slower by this margin in each of them, and by so
 many times the noise besides. One of two equally fast ways would in fewer than 1 of 100 races."""
+_SURE = 4.0
+"""After more rounds it is enough that the median is above 1 by so many times the noise over the root of the number of
+rounds: three standard errors of a median. With a stall among six rounds the sign test alone would say nothing."""
 _ENOUGH_FOR_NOISE = 4
 """Ways: fewer say too little about the noise."""
 
@@ -62,25 +66,25 @@ def ratios(samples: Samples, name: str, to: str) -> list[float]:
 def noise_of(samples: Samples) -> float:
     """The standard deviation of the logarithm of a ratio of two times; infinite if there are too few to say.
 
-    From what changed between one round and the next, of all ways that took part in every round: half of the changes are
+    From what changed between one round and the next, of the ways that took part in both: half of the changes are
     smaller than 0.67 standard deviations, whatever the long tails.
     """
-    times = _of_all_rounds(samples)
-    if len(times) < _ENOUGH_FOR_NOISE:
-        return inf
     changes: list[float] = []
-    for before, now in pairwise(zip(*times.values(), strict=True)):
-        of_ways = [log(b / a) for a, b in zip(before, now, strict=True)]
-        changes += [abs(change - median(of_ways)) for change in of_ways]
+    for number in range(1, max(map(len, samples.values()))):
+        of_ways = [log(times[number] / times[number - 1]) for times in samples.values() if len(times) > number]
+        if len(of_ways) >= _ENOUGH_FOR_NOISE:
+            changes += [abs(change - median(of_ways)) for change in of_ways]
     return median(changes) / 0.6745 if changes else inf
 
 
-def is_out(samples: Samples, name: str, leader: str, *, noise: float) -> bool:
-    """Whether a way need not be measured again, as it is slower than the leader."""
+def is_out(samples: Samples, name: str, leader: str, *, noise: float, doubt: float = _DOUBT) -> bool:
+    """Whether a way is clearly slower than the leader."""
     slower = ratios(samples, name, leader)
-    if len(slower) <= max(_EARLY):
-        return len(slower) in _EARLY and log(min(slower) / _MARGIN) > _EARLY[len(slower)] * noise
-    return clearly_above(slower, 1.0) and median(slower) > _NOT_WORTH_IT
+    number = len(slower)
+    if number <= max(_EARLY):
+        return number in _EARLY and log(min(slower) / _MARGIN) > _EARLY[number] * noise
+    by = median(slower) / _NOT_WORTH_IT
+    return by > 1.0 and (clearly_above(slower, 1.0, doubt=doubt) or log(by) > _SURE * noise / sqrt(number))
 
 
 def by_speed(samples: Samples) -> list[str]:
@@ -111,7 +115,7 @@ def is_decided(samples: Samples, running: Sequence[str]) -> bool:
     """Whether another round would not change which way to go, of those still running, the first of all among them."""
     leader, first = leader_of(samples), running[0]
     slower = ratios(samples, first, leader)
-    is_first_out = clearly_above(slower, 1.0, doubt=_DOUBT_TO_STOP) and median(slower) > _NOT_WORTH_IT
+    is_first_out = clearly_above(slower, 1.0, doubt=_DOUBT_OF_MANY) and median(slower) > _NOT_WORTH_IT
     return all(
         (name == first and is_first_out) or clearly_above(ratios(samples, leader, name), 1 / _NOT_WORTH_IT)
         for name in running
@@ -132,8 +136,7 @@ def choose(samples: Samples) -> Choice:
     chosen = leader if first in alike else alike[0]
     gains = ratios(samples, first, chosen)
     is_enough = num_rounds > max(_EARLY)
-    is_faster = is_enough and clearly_above(gains, 1.0) and median(gains) > _NOT_WORTH_IT
-    if chosen == first or not is_faster:
+    if chosen == first or not is_out(samples, first, chosen, noise=noise_of(samples), doubt=_DOUBT_OF_MANY):
         # Not clear if the fastest might well be worth it, or others, and there were too few rounds to see it.
         is_alone = all(name == first or len(times) < num_rounds for name, times in samples.items())
         is_clear = is_alone or (is_enough and (first in alike or median(gains) <= _NOT_WORTH_IT))
