@@ -59,7 +59,7 @@ def result_of(samples: dict[str, list[float]], **more: Any) -> Result:
     return Result(subject=subject_of(dict.fromkeys(samples, float), **more), samples=samples)
 
 
-def steady(rounds: int = 6, **milliseconds: float) -> dict[str, list[float]]:
+def steady(rounds: int = 7, **milliseconds: float) -> dict[str, list[float]]:
     """Rounds on a machine that is twice as slow in every other one."""
     names = {"communication": ALONE, "ring_2": "ring:2", "plan": "measured plan", "all": "fastest methods"}
     return {names.get(n, n): [ms * (1 + number % 2) for number in range(rounds)] for n, ms in milliseconds.items()}
