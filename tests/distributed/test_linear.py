@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
 from shiplap.comm import collectives
 from shiplap.tensor_parallel.shard import Block, Shard
 from tests.cases import linear
@@ -92,6 +92,44 @@ def accumulated_in_parts() -> tuple[torch.Tensor, torch.Tensor]:
         grads.append(layer.weight.main_grad)  # type: ignore[attr-defined]
     destroy_all_env()
     return grads[0], grads[1]
+
+
+def added_to_main_grad(method: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of a Column and a Row layer: what a wgrad in parts, and at once, adds to a `main_grad` that is not empty."""
+    env = init_all_env(ModelParallelConfig(tensor_parallel_size=2, sequence_parallel=True), device="cpu")
+    generator = torch.Generator().manual_seed(env.rank)
+    shard, whole = (torch.randn(size, generator=generator) for size in ((3, 2, 16), (6, 2, 4)))
+
+    def main_grad(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, **plan: str) -> torch.Tensor:
+        layer.plan = replace(layer.plan, **plan)  # type: ignore[arg-type, type-var]
+        grad = torch.ones(layer.weight.shape)  # type: ignore[arg-type]
+        layer.weight.main_grad = grad  # type: ignore[union-attr]
+        layer(x).backward(dy)
+        return grad
+
+    column, row = ColumnParallelLinear(16, 8), RowParallelLinear(8, 16)
+    found = [
+        (
+            main_grad(column, shard, whole, wgrad=method),
+            main_grad(column, shard, whole, wgrad="sequential"),
+        ),
+        (
+            main_grad(row, whole, shard, dgrad=method, wgrad="parts"),
+            main_grad(row, whole, shard, dgrad=method, wgrad="whole"),
+        ),
+    ]
+    assert column.weight.grad is None
+    assert row.weight.grad is None
+    destroy_all_env()
+    return found
+
+
+@pytest.mark.parametrize("method", ["ring", "grouped", "columns:2", "tiles:2"])
+def test_parts_of_a_gradient_are_added_to_what_is_there(ranks: Callable[[int], RankPool], method: str) -> None:
+    for found in ranks(2).run(added_to_main_grad, method):
+        for in_parts, at_once in found:
+            torch.testing.assert_close(in_parts, at_once)
+            assert (at_once - 1.0).abs().max() > 0.1
 
 
 def test_parts_of_a_gradient_are_not_rounded_before_they_reach_main_grad(ranks: Callable[[int], RankPool]) -> None:

@@ -141,8 +141,8 @@ UNUSUAL = {
         RowPlan(forward="pieces:1,1", dgrad="grouped:2,2"),
     ),
     "columns": (
-        ColumnPlan(forward="columns", dgrad="columns:2", wgrad="bulk"),
-        RowPlan(forward="columns:2", dgrad="columns"),
+        ColumnPlan(forward="columns", dgrad="columns:2", wgrad="columns"),
+        RowPlan(forward="columns:2", dgrad="columns", wgrad="parts"),
     ),
     "tiles": (
         ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
