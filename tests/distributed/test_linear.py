@@ -101,7 +101,7 @@ def added_to_main_grad(method: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     shard, whole = (torch.randn(size, generator=generator) for size in ((3, 2, 16), (6, 2, 4)))
 
     def main_grad(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, **plan: str) -> torch.Tensor:
-        layer.plan = replace(layer.plan, **plan)  # type: ignore[arg-type, type-var]
+        layer.plan = replace(layer.plan, **plan)  # type: ignore[type-var]
         grad = torch.ones(layer.weight.shape)  # type: ignore[arg-type]
         layer.weight.main_grad = grad  # type: ignore[union-attr]
         layer(x).backward(dy)

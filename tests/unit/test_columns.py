@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.comm.overlap import gather_and_consume
 from shiplap.comm.overlap.columns import column_pieces
 from shiplap.tensor_parallel import functional
 from tests.cases import columns
@@ -80,3 +81,10 @@ def test_a_bias_is_added_in_the_dtype_of_the_sum() -> None:
     out = torch.empty(3, 2)
     functional.forward(x, weight, torch.tensor([1.0, -2.0]).bfloat16(), out=out)
     assert out.tolist() == [[1.0, -2.0]] * 3
+
+
+@pytest.mark.parametrize("method", ["columns:0", "tiles:0,0", "ring:0", "columns:-1,2"])
+def test_numbers_that_divide_nothing_are_refused(method: str) -> None:
+    """By name, where a plan was replaced by hand; files are checked when they are read."""
+    with pytest.raises(ValueError, match=f"needs numbers from 0 on, .* got {method}"):
+        gather_and_consume(method, torch.zeros(2, 8), lambda rows, part: None, group=None)

@@ -179,6 +179,27 @@ def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *,
     return Pending(incoming, works, [outgoing])
 
 
+def send_to_each(
+    outgoing: Sequence[Tensor], *, group: RankGroup, incoming: Sequence[Tensor] | None = None
+) -> dict[int, Pending]:
+    """Start sending each of the other ranks its tensor of `outgoing`, the next one first, and receiving theirs.
+
+    Args:
+        outgoing: a tensor for each rank; the own one stays where it is.
+        group: the ranks.
+        incoming: where to, a tensor for each rank. Default: new memory.
+
+    Returns:
+        What comes from each of the others, by rank.
+    """
+    parts: dict[int, Pending] = {}
+    for distance in range(1, group.size):
+        to, source = (group.rank + distance) % group.size, (group.rank - distance) % group.size
+        into = torch.empty_like(outgoing[to]) if incoming is None else incoming[source]
+        parts[source] = batch_send_recv(outgoing[to], to, into, source, group=group)
+    return parts
+
+
 def all_gather_last_dim(x: Tensor, group: Group) -> Tensor:
     """Gather shards `[…, V/R]` of all ranks into `[…, V]`, and wait for them."""
     if group is None:

@@ -82,7 +82,10 @@ def _call(table: Mapping[str, Callable[..., _Result]], method: str, *arguments: 
         return table[name](*arguments)
     if name not in _WITH_NUMBERS:
         raise ValueError(f"The method {name} takes no numbers, got {method}.")
-    return table[name](*arguments, numbers=[int(number) for number in numbers.split(",")])
+    parts = [int(number) for number in numbers.split(",")]
+    if min(parts) < 0 or max(parts) == 0:
+        raise ValueError(f"The method {name} needs numbers from 0 on, not all of them 0, got {method}.")
+    return table[name](*arguments, numbers=parts)
 
 
 @at_site("gather")

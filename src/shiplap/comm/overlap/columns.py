@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, Pending, PendingColumns, PendingSum, batch_send_recv
+from shiplap.comm.collectives import Group, Pending, PendingColumns, PendingSum, send_to_each
 from shiplap.comm.overlap.rows import Region, Tile
 from shiplap.topology.rank_group import RankGroup
 
@@ -42,7 +42,7 @@ def gather_and_consume(
     arriving = []
     for columns in column_pieces(x_sBH.shape[-1], numbers):
         piece = x_sBH[..., columns].contiguous()
-        arriving.append((columns, _exchange([piece] * group.size, group)))
+        arriving.append((columns, send_to_each([piece] * group.size, group=group)))
     own = _own_rows(group, shard_rows)
     if own_apart:
         consume(own, x_SBH[own])
@@ -71,7 +71,7 @@ def produce_and_scatter(
         piece = like.new_empty(*shape[:-1], columns.stop - columns.start)
         for rows in _others(own, shape[0]) if own_apart else [slice(0, shape[0])]:
             produce(Tile(rows, columns), piece[rows])
-        parts = _exchange(piece.split(shape[0] // group.size), group)
+        parts = send_to_each(piece.split(shape[0] // group.size), group=group)
         pieces.append((columns, parts | {group.rank: Pending(piece[own])}))
     if own_apart:
         own_sBH = like.new_empty(shape[0] // group.size, *shape[1:])
@@ -88,16 +88,6 @@ def column_pieces(width: int, numbers: Sequence[int]) -> list[slice]:
     ends = [total * (width // unit) // sum(proportions) * unit for total in accumulate(proportions)]
     ends[-1] = width
     return [slice(start, stop) for start, stop in pairwise((0, *ends)) if start < stop]
-
-
-def _exchange(outgoing: Sequence[Tensor], group: RankGroup) -> dict[int, Pending]:
-    """Send each rank its tensor of `outgoing`; what comes from each of the others, by rank."""
-    parts: dict[int, Pending] = {}
-    for distance in range(1, group.size):
-        to, source = (group.rank + distance) % group.size, (group.rank - distance) % group.size
-        incoming = torch.empty_like(outgoing[to])
-        parts[source] = batch_send_recv(outgoing[to], to, incoming, source, group=group)
-    return parts
 
 
 def _own_rows(group: RankGroup, shard_rows: int) -> slice:

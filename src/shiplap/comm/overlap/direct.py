@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, Pending, PendingSum, batch_send_recv, rank_in, size_of
+from shiplap.comm.collectives import Group, Pending, PendingSum, send_to_each
 
 
 def produce_and_scatter(
@@ -17,26 +17,18 @@ def produce_and_scatter(
 ) -> Pending:
     """Produce everything at once, then start sending each rank its rows."""
     assert group is not None, "sending needs a group"
-    num_ranks, rank = size_of(group), rank_in(group)
     out_SBH = like.new_empty(shape)
     produce(slice(0, shape[0]), out_SBH)
-    shards = out_SBH.split(shape[0] // num_ranks)
-    parts = {rank: Pending(shards[rank])}
-    for distance in range(1, num_ranks):
-        to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
-        parts[source] = batch_send_recv(shards[to], to, torch.empty_like(shards[to]), source, group=group)
-    return PendingSum([parts[source] for source in range(num_ranks)])
+    shards = out_SBH.split(shape[0] // group.size)
+    parts = send_to_each(shards, group=group) | {group.rank: Pending(shards[group.rank])}
+    return PendingSum([parts[rank] for rank in range(group.size)])
 
 
 def prefetch(x_sBH: Tensor, group: Group) -> Pending:
     """Start sending the own shard to every rank, and receiving theirs."""
     assert group is not None, "sending needs a group"
-    num_ranks, rank = size_of(group), rank_in(group)
-    x_SBH = x_sBH.new_empty(num_ranks * x_sBH.shape[0], *x_sBH.shape[1:])
+    x_SBH = x_sBH.new_empty(group.size * x_sBH.shape[0], *x_sBH.shape[1:])
     shards = x_SBH.split(x_sBH.shape[0])
-    shards[rank].copy_(x_sBH)
-    exchanges = [
-        batch_send_recv(shards[rank], (rank + distance) % num_ranks, shards[source], source, group=group)
-        for distance, source in ((i, (rank - i) % num_ranks) for i in range(1, num_ranks))
-    ]
-    return Pending(x_SBH, exchanges)
+    own = shards[group.rank].copy_(x_sBH)
+    arriving = send_to_each([own] * group.size, group=group, incoming=shards)
+    return Pending(x_SBH, list(arriving.values()))
