@@ -377,4 +377,4 @@ def test_whoever_asks_is_told_after_each_turn_what_still_runs() -> None:
     races = [Race(names="ab", measure=lambda name: 1.0, most_rounds=rounds, drops=False) for rounds in (1, 2)]
     seen: list[list[int]] = []
     run_in_turns(races, after_turn=lambda running: seen.append([races.index(race) for race in running]))
-    assert seen == [[0, 1], [1], []]
+    assert seen == [[1], []]

@@ -236,8 +236,9 @@ def run_in_turns(
     running = list(races)
     while running:
         for race in tuple(running):
-            if race.is_over or (race.num_rounds > 0 and not go_on(race)):
+            if race.num_rounds > 0 and not go_on(race):
                 running.remove(race)
             else:
                 race.run_round()
+        running = [race for race in running if not race.is_over]
         after_turn(running)
