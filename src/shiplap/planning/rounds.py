@@ -23,7 +23,8 @@ _NOT_WORTH_IT = 1.01
 _EARLY = {2: 2.0, 3: 1.5, 4: 1.2}
 _MARGIN = 1.05
 """After so many rounds, too few for the test, a way drops out that was slower by this margin in each of them, and by so
-many times the noise besides. One of two equally fast ways would in fewer than 1 of 100 races."""
+many times the noise besides. If noise is normal, each look is wrong about a way that is as fast in 1 of 1000 cases or
+fewer."""
 _SURE = 4.0
 """After more rounds it is enough that the median is above 1 by so many times the noise over the root of the number of
 rounds: three standard errors of a median. With a stall among six rounds the sign test alone would say nothing."""
