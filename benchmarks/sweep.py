@@ -37,9 +37,9 @@ from shiplap.layers.mlp import GeluMLP
 from shiplap.planning.candidates import Plan, candidates, sequential_plan, with_fields
 from shiplap.planning.layers import ParallelLayer
 from shiplap.planning.measured import Conditions, MeasuredPass, MeasuredPlan
+from shiplap.planning.paired import ratios
 from shiplap.planning.part import Part, attention_part, mlp_part
 from shiplap.planning.probe import Workload
-from shiplap.planning.rounds import ratios
 from shiplap.planning.tune import TuneSettings, tune
 from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.topology.launch import joined_world
@@ -49,7 +49,7 @@ MLP_HIDDEN, MLP_FFN_PER_RANK = 512, 6144
 ATTENTION_HIDDEN_PER_RANK = 1536
 LENGTHS: dict[int, dict[str, Sequence[int]]] = {
     2: {"mlp": (32, 128, 256, 512), "attention": (16, 64, 128, 256)},
-    4: {"mlp": (32, 64, 128, 256, 512, 1024), "attention": (32, 64, 128, 256)},
+    4: {"mlp": (32, 64, 128, 256, 512, 1024), "attention": (32, 64, 128, 256, 512)},
 }
 """By the number of ranks."""
 

@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,8 +27,9 @@ from shiplap.planning.contest import Ways
 from shiplap.planning.kinds import LayerKind, kinds_of
 from shiplap.planning.layers import parallel_layers
 from shiplap.planning.measured import Conditions, MeasuredPass
+from shiplap.planning.paired import ratios, typical
 from shiplap.planning.probe import Probe
-from shiplap.planning.rounds import Race, ratios, run_in_turns
+from shiplap.planning.rounds import Race, run_in_turns
 from shiplap.planning.run import conditions_of
 from shiplap.planning.skeleton import skeleton
 from shiplap.planning.tune import TuneSettings, tune
@@ -64,6 +66,11 @@ def duel(
 def behind(race: Race | None) -> list[float]:
     """How much slower the tuned choice is than the exhaustive one, of each round; 0.03 is 3 %."""
     return [0.0] if race is None else [ratio - 1 for ratio in ratios(race.samples, *race.names)]
+
+
+def typical_of(all_behind: Sequence[float]) -> float:
+    """Around which they lie."""
+    return typical([1 + one for one in all_behind]) - 1
 
 
 def times_of(one: MeasuredPass) -> dict[str, float]:
@@ -130,7 +137,7 @@ def main() -> None:
     records = []
     for mine, best, race in found:
         ratio = behind(race)
-        middle = statistics.median(ratio)
+        middle = typical_of(ratio)
         low, _, high = statistics.quantiles(ratio, n=4) if len(ratio) > 1 else (middle,) * 3
         what = f"{' '.join(mine.layers)} {mine.direction}"
         print(f"{what:<36} {mine.method:<28} {best.method:<28} {middle:+.1%} ({low:+.1%} … {high:+.1%})")
@@ -139,7 +146,7 @@ def main() -> None:
             | {"behind": ratio, "times_ms": times_of(best), "tuned_times_ms": times_of(mine)}
             | {"tuned_rounds": {name: timing.rounds for name, timing in mine.timings.items()}}
         )
-    all_behind = [statistics.median(behind(race)) for *_, race in found]
+    all_behind = [typical_of(behind(race)) for *_, race in found]
     agree = sum(ratio < _ALIKE for ratio in all_behind)
     print(
         f"{agree} of {len(found)} agree; the worst is {max(all_behind):.1%} behind; "

@@ -1,23 +1,12 @@
 """Which way is the fastest, decided from synthetic times: noise with long tails, and a machine whose speed drifts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, inf
+from math import inf
 from random import Random
 
 import pytest
 
-from shiplap.planning.rounds import (
-    Choice,
-    Race,
-    choose,
-    clearly_above,
-    is_decided,
-    is_out,
-    leader_of,
-    noise_of,
-    ratios,
-    run_in_turns,
-)
+from shiplap.planning.rounds import Choice, Race, choose, is_decided, is_out, leader_of, run_in_turns
 
 SEEDS = range(60)
 FIRST = "none"
@@ -157,30 +146,9 @@ def test_when_all_others_dropped_out_the_first_is_clear() -> None:
 
 
 def test_noise_that_hides_a_gain_is_not_clear() -> None:
-    """Faster by a tenth in the median, but as often slower as chance allows."""
-    other = [0.9, 0.9, 0.9, 0.9, 1.2, 1.2, 1.2]
+    """Typically faster by a tenth, but slower by more in two rounds of seven."""
+    other = [0.9, 0.9, 0.9, 0.9, 0.9, 1.2, 1.2]
     assert choose({FIRST: [1.0] * 7, "other": other}) == Choice(name=FIRST, is_clear=False, speedup=1.0, num_rounds=7)
-
-
-@pytest.mark.parametrize(
-    ("num_above", "num_below", "is_clear"),
-    [
-        (0, 0, False),
-        (1, 0, False),
-        (4, 0, False),
-        (5, 0, True),
-        (7, 1, True),
-        (6, 1, False),
-        (15, 5, True),
-        (14, 6, False),
-        (0, 20, False),
-        (200, 0, True),
-        (101, 99, False),
-    ],
-)
-def test_the_sign_test(num_above: int, num_below: int, is_clear: bool) -> None:
-    """With 20 coins 15 heads have a probability of 2.1 %, 14 of 5.8 %; a value at the bound is not above it."""
-    assert clearly_above([1.5] * num_above + [1.0] * num_below, 1.0) == is_clear
 
 
 @pytest.mark.parametrize(
@@ -196,7 +164,8 @@ def test_the_sign_test(num_above: int, num_below: int, is_clear: bool) -> None:
         ([1.2] * 4, 0.1, True),
         ([2.0] * 4, 0.6, False),
         ([2.0] * 4, inf, False),
-        ([1.02] * 5, 0.1, True),
+        ([1.02] * 5, 0.1, False),
+        ([1.02] * 6, 0.1, True),
         ([1.005] * 20, 0.0, False),
         ([1.3, 1.3, 1.3, 1.3, 0.9], 0.1, True),
         ([1.3, 1.3, 1.3, 1.3, 0.9], 0.2, False),
@@ -206,24 +175,6 @@ def test_the_sign_test(num_above: int, num_below: int, is_clear: bool) -> None:
 def test_what_drops_out(slower: list[float], noise: float, expected: bool) -> None:
     samples = {"leader": [1.0] * len(slower), "other": slower}
     assert is_out(samples, "other", "leader", noise=noise) == expected
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.2])
-def test_the_noise_is_that_of_a_ratio_whatever_stalls_or_drifts(noise: float) -> None:
-    random = Random(0)
-    drift = [1.0, 3.0, 2.0, 8.0]
-
-    def time(factor: float) -> float:
-        return factor * exp(random.gauss(0.0, noise)) * (5.0 if random.random() < 0.05 else 1.0)
-
-    samples = {str(way): [time(way * factor) for factor in drift] for way in range(1, 40)} | {"dropped out": [9.0]}
-    assert noise_of(samples) == pytest.approx(2**0.5 * noise, rel=0.25)
-
-
-def test_few_ways_or_one_round_do_not_say_how_noisy_it_is() -> None:
-    assert noise_of({name: [1.0, 2.0] for name in "abc"}) == inf
-    assert noise_of({name: [1.0] for name in "abcde"}) == inf
-    assert noise_of({name: [1.0, 2.0] for name in "abcd"}) == 0.0
 
 
 def test_on_a_noisy_machine_the_best_does_not_drop_out_early() -> None:
@@ -236,12 +187,6 @@ def test_on_a_noisy_machine_the_best_does_not_drop_out_early() -> None:
         return len(samples["best"]) == max(map(len, samples.values()))
 
     assert share(survives) >= 0.9
-
-
-def test_only_rounds_in_which_both_ran_are_compared() -> None:
-    samples = {"a": [2.0, 4.0, 6.0], "b": [1.0, 2.0]}
-    assert ratios(samples, "a", "b") == [2.0, 2.0]
-    assert ratios(samples, "b", "a") == [0.5, 0.5]
 
 
 def test_a_stall_on_a_drifting_machine_does_not_change_who_leads() -> None:
@@ -257,11 +202,11 @@ def test_what_dropped_out_leads_no_more() -> None:
 
 
 def test_it_is_decided_when_all_that_still_run_are_alike() -> None:
-    samples = {FIRST: [1.2] * 7, "best": [1.0] * 7, "as good": [1.005] * 7, "slower": [1.02] * 7}
+    samples = {FIRST: [1.2] * 8, "best": [1.0] * 8, "as good": [1.005] * 8, "slower": [1.02] * 8}
     assert is_decided(samples, [FIRST, "best", "as good"])
     assert not is_decided(samples, [FIRST, "best", "as good", "slower"])
-    # Whoever asks after every round must be surer than who asks once: with six rounds it is not over.
-    fewer = {name: times[:6] for name, times in samples.items()}
+    # Whoever asks after every round must be surer than who asks once: with seven rounds it is not over.
+    fewer = {name: times[:7] for name, times in samples.items()}
     assert not is_decided(fewer, [FIRST, "best", "as good"])
     assert choose(fewer).name == "best"
 
@@ -273,8 +218,8 @@ def test_it_is_decided_when_the_first_is_as_good_as_the_best() -> None:
 def test_a_race_ends_as_soon_as_it_is_decided() -> None:
     machine = Machine({FIRST: 1.0, "best": 0.5, "slow": 2.0, "fair": 0.52}, seed=0, noise=0.0, stalls=0.0)
     samples = race(list(machine.times), machine, most_rounds=20, go_on=machine.next_round)
-    # The slow one is slower by more than the margin in two rounds; the first is never dropped; seven rounds tell.
-    assert {name: len(times) for name, times in samples.items()} == {FIRST: 7, "best": 7, "slow": 2, "fair": 5}
+    # The slow one is slower by more than the margin in two rounds; the first is never dropped; eight rounds tell.
+    assert {name: len(times) for name, times in samples.items()} == {FIRST: 8, "best": 8, "slow": 2, "fair": 5}
 
 
 def test_without_dropping_out_all_take_part_in_every_round() -> None:
@@ -369,7 +314,7 @@ def test_for_want_of_time_only_the_fastest_and_the_first_go_on() -> None:
     race.keep(2)
     assert (race.num_running, race.is_cut_short) == (2, True)
     run_in_turns([race])
-    assert {name: len(values) for name, values in race.samples.items()} == {FIRST: 7, "b": 1, "c": 7, "d": 1}
+    assert {name: len(values) for name, values in race.samples.items()} == {FIRST: 8, "b": 1, "c": 8, "d": 1}
     assert choose(race.samples).name == "c"
 
 

@@ -1,7 +1,6 @@
 """What `tune` makes of times: in one process, with layers that take as long as they are said to, by the clock too."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
@@ -208,7 +207,8 @@ def test_time_runs_out(env: GlobalEnv, clock: Clock, seconds: float, compares: b
     # The last round of each race may be over the limit, and each race has two ways and one round at least.
     assert clock.spent <= 1.1 * seconds + 0.5
     assert len(plan.passes) == 10
-    assert all(one.method == "sequential" for one in plan.passes)
+    # Chance makes one of so many ways look faster in few passes.
+    assert sum(one.method == "sequential" for one in plan.passes) >= 9
 
 
 @pytest.mark.parametrize("path", ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
@@ -240,7 +240,7 @@ def test_little_time_is_spent_on_few_ways(env: GlobalEnv, clock: Clock) -> None:
 
 def test_the_first_ways_are_clear_and_others_were_left_out(env: GlobalEnv, clock: Clock) -> None:
     """Time for some ways in enough rounds: what is clearly faster is so, but that nothing is faster is not known."""
-    plan = tuned(run_of(), best_is(row_forward="exchange"), env, seconds=3.0)
+    plan = tuned(run_of(), best_is(row_forward="exchange"), env, seconds=4.0)
     passes = by_pass(plan)
     assert 2 <= len(passes["blocks.*.mlp.fc2 forward"].timings) < 8
     assert passes["blocks.*.mlp.fc2 forward"].method == "exchange"
@@ -281,8 +281,7 @@ def test_the_last_pass_has_what_the_others_leave(env: GlobalEnv, clock: Clock) -
 
 
 def test_what_is_not_clear_is_measured_once_more_alone(env: GlobalEnv, clock: Clock) -> None:
-    """A ring that is faster in two rounds of three: 20 rounds do not tell, 60 do."""
-    rounds: Counter[str] = Counter()
+    """A ring that is faster by 5 % on a machine that is noisier than that: 20 rounds do not tell, 60 do."""
     noise = Random(0)
 
     def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
@@ -290,13 +289,12 @@ def test_what_is_not_clear_is_measured_once_more_alone(env: GlobalEnv, clock: Cl
             return 100.0
         if plan.forward != "ring":
             return 300.0 * noise.uniform(0.6, 1.4)
-        rounds[layer.path] += 1
-        return 90.0 if rounds[layer.path] % 3 else 105.0
+        return 95.0 * noise.uniform(0.8, 1.2)
 
     name = "blocks.*.attention.qkv forward"
     one = by_pass(tuned(run_of(), cost, env))[name]
     assert (one.method, one.is_clear) == ("ring", True)
-    assert one.speedup == pytest.approx(10 / 9)
+    assert 1.01 < one.speedup < 1.2
     assert one.timings["ring"].rounds == 20
     for settings in ({"is_exhaustive": True}, {"seconds": 100.0}):
         one = by_pass(tuned(run_of(), cost, env, **settings))[name]
@@ -306,7 +304,7 @@ def test_what_is_not_clear_is_measured_once_more_alone(env: GlobalEnv, clock: Cl
 def test_exhaustive_runs_everything_in_all_rounds(env: GlobalEnv, clock: Clock) -> None:
     plan = tuned(run_of(), best_is(row_forward="reduce"), env, is_exhaustive=True)
     rounds = {timing.rounds for one in plan.passes for timing in one.timings.values() if len(one.timings) > 1}
-    assert rounds == {20}
+    assert rounds == {60}
     assert by_pass(plan)["blocks.*.mlp.fc2 forward"].method == "reduce"
 
 
@@ -355,7 +353,7 @@ def test_the_forward_before_each_backward_takes_time(
 
 @pytest.mark.parametrize(
     ("once", "expected"),
-    [(0.0, [1, 1, 50, 50]), (0.1, [1, 1, 50, 50]), (1.0, [1, 1, 16, 16]), (4.0, [1, 1, 4, 4]), (100.0, [1, 1, 1])],
+    [(0.0, [1, 1, 50, 50]), (0.1, [1, 1, 50, 50]), (1.0, [1, 1, 6, 6]), (4.0, [1, 1, 2, 2]), (100.0, [1, 1, 1])],
 )
 def test_what_is_short_is_repeated(once: float, expected: list[int]) -> None:
     """The first run, which pays for more, is not what is told; what is long has no run to spare."""

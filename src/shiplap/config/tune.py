@@ -15,8 +15,8 @@ class TuneOptions:
     output: str = option("plan.json", "File for the plan, which `--tp-comm-plan FILE` uses. It is replaced.")
     seconds: float | None = option(
         None,
-        "At most so many seconds of measuring. Default: until every choice is clear, or 20 rounds and 2 seconds of a "
-        "pass are over.",
+        "At most so many seconds of measuring. Default: until every choice is clear, or 20 rounds and 5 seconds of a "
+        "pass are over; where nothing is clearly faster than no overlap, it is then measured alone with the best.",
     )
     keep_fastest: bool = option(
         False,
@@ -24,7 +24,7 @@ class TuneOptions:
         "it would save and cost is only shown.",
     )
     exhaustive: bool = option(
-        False, "Measure every method in all 20 rounds, also those that are clearly slower: to check the choice."
+        False, "Measure every method in all of 60 rounds, also those that are clearly slower: to check the choice."
     )
 
     def __post_init__(self) -> None:

@@ -8,8 +8,9 @@ from shiplap.comm.plan import Keeps
 from shiplap.planning.candidates import Pass, Plan
 from shiplap.planning.kinds import LayerKind
 from shiplap.planning.measured import Kept, MeasuredPass, Timing
+from shiplap.planning.paired import clearly_above, ratios, typical
 from shiplap.planning.probe import Probe
-from shiplap.planning.rounds import Choice, Race, by_speed, choose, clearly_above, ratios
+from shiplap.planning.rounds import Choice, Race, by_speed, choose
 from shiplap.planning.sites import folded_path
 
 _KEEPS: tuple[Keeps, ...] = ("shard", "gathered")
@@ -105,7 +106,7 @@ class Contest:
         choice = choose(samples)
         kept = Kept(
             method=gathered.method,
-            speedup=median(ratios(samples, "shard", "gathered")),
+            speedup=typical(ratios(samples, "shard", "gathered")),
             is_clear=choice.is_clear,
             memory_bytes=more_bytes,
         )
@@ -126,7 +127,7 @@ class Contest:
             is_clear=choice.is_clear and (choice.name != first or not self.race.is_cut_short),
             speedup=choice.speedup,
             timings={
-                name: Timing(median_ms=median(times), rounds=len(times), speedup=median(ratios(samples, first, name)))
+                name: Timing(median_ms=median(times), rounds=len(times), speedup=typical(ratios(samples, first, name)))
                 for name, times in samples.items()
             },
         )

@@ -51,7 +51,7 @@ class Timing:
     Attributes:
         median_ms: of the slowest rank.
         rounds: that it was measured in; one that is clearly slower drops out early.
-        speedup: of it against the first way: the median of the ratios of each round.
+        speedup: of it against the first way: the typical ratio of a round (`shiplap.planning.paired`).
     """
 
     median_ms: float

@@ -27,9 +27,9 @@ from shiplap.topology import GlobalEnv
 Plan = ColumnPlan | RowPlan
 ParallelLinear = ColumnParallelLinear | RowParallelLinear
 Direction = Literal["forward", "backward"]
-_LEAST_MS = 15.0
-"""What takes less is run several times in a row: clock and start are small against it, and so are the few milliseconds
-that a scheduler may take to wake a thread."""
+_LEAST_MS = 5.0
+"""What takes less is run several times in a row: clock and start are small against it. Several short measurements say
+more than a long one, if which threads share a core is decided anew for each (docs/experiments.md)."""
 _MOST_REPEATS = 50
 _MUCH_MS = 20.0
 """What takes so long is not worth a second call to learn how long it takes."""

@@ -1,23 +1,26 @@
 """Which of several ways is the fastest: measured in turns, until the answer is clear.
 
 All ways run once a round, one after the other, so that a machine whose speed drifts treats them alike; compared are
-times of one round. A way that is clearly slower than the fastest drops out. The tests stand long tails, as times on
-shared machines have them: how often one was slower than the other (the sign test), or by how much in the median,
-against the noise that all ways together show.
+times of one round (`shiplap.planning.paired`). A way that is clearly slower than the fastest drops out: by the ranks of
+what it was slower by, or by how much that typically is, against the noise that all ways together show.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import comb, inf, log, sqrt
+from math import log, sqrt
 from statistics import median
 
-_DOUBT = 0.05
-"""Probability that a fair coin gives what is called clear."""
+from shiplap.planning.paired import Samples, clearly_above, noise_of, ratios, typical
+
+_DOUBT_OF_SLOW = 0.02
+"""Probability that chance drops a way out in one of the rounds. With 5 %, five rounds in which another way was lucky
+are enough, and the best way was lost too often (docs/experiments.md)."""
 _DOUBT_OF_MANY = 0.01
-"""The same, where many are asked: rounds or ways. With 5 %, one of two equally fast and noisy ways was called clearly
-faster in a third of simulated races of up to 200 rounds, and one of 17 after 5 rounds in an eighth of them; with 1 % in
-a tenth or fewer."""
+_DOUBT_OF_ROUNDS = 0.005
+"""Probability that chance makes one of many ways clearly the fastest, and that it ends the race when a round is over.
+With 5 %, one of two equally fast and noisy ways was called that in a third of simulated races of up to 200 rounds, and
+one of 17 after 5 rounds in an eighth of them; so it is in a tenth or fewer."""
 _NOT_WORTH_IT = 1.01
 """What is faster by less than this is as good as the simpler way."""
 _EARLY = {2: 2.0, 3: 1.5, 4: 1.2}
@@ -26,13 +29,8 @@ _MARGIN = 1.05
 many times the noise besides. If noise is normal, each look is wrong about a way that is as fast in 1 of 1000 cases or
 fewer."""
 _SURE = 4.0
-"""After more rounds it is enough that the median is above 1 by so many times the noise over the root of the number of
-rounds: three standard errors of a median. With a stall among six rounds the sign test alone would say nothing."""
-_ENOUGH_FOR_NOISE = 4
-"""Ways: fewer say too little about the noise."""
-
-Samples = Mapping[str, Sequence[float]]
-"""Milliseconds of each way, a value a round; those that dropped out have fewer."""
+"""After more rounds it is enough that it is typically slower by so many times the noise over the root of the number of
+rounds, about so many standard errors. With a stall among six rounds their signs and ranks would say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Choice:
     Attributes:
         name: its name.
         is_clear: whether it is clearly faster than the first way, or the first way is it because no other is.
-        speedup: of it against the first way: the median of the ratios of each round. 1 if it is the first way.
+        speedup: of it against the first way: the typical ratio of a round. 1 if it is the first way.
         num_rounds: that it was measured in.
     """
 
@@ -52,44 +50,18 @@ class Choice:
     num_rounds: int
 
 
-def clearly_above(values: Sequence[float], bound: float, *, doubt: float = _DOUBT) -> bool:
-    """Whether so many of the values are above the bound that chance does not explain it."""
-    below = sum(value <= bound for value in values)
-    chances = sum(comb(len(values), k) for k in range(below + 1))
-    return chances <= int(doubt * 2 ** len(values))
-
-
-def ratios(samples: Samples, name: str, to: str) -> list[float]:
-    """Times of one way over those of another, of the rounds that both took part in."""
-    return [a / b for a, b in zip(samples[name], samples[to], strict=False)]
-
-
-def noise_of(samples: Samples) -> float:
-    """The standard deviation of the logarithm of a ratio of two times; infinite if there are too few to say.
-
-    From what changed between one round and the next, of the ways that took part in both: half of the changes are
-    smaller than 0.67 standard deviations, whatever the long tails.
-    """
-    changes: list[float] = []
-    for number in range(1, max(map(len, samples.values()))):
-        of_ways = [log(times[number] / times[number - 1]) for times in samples.values() if len(times) > number]
-        if len(of_ways) >= _ENOUGH_FOR_NOISE:
-            changes += [abs(change - median(of_ways)) for change in of_ways]
-    return median(changes) / 0.6745 if changes else inf
-
-
-def is_out(samples: Samples, name: str, leader: str, *, noise: float, doubt: float = _DOUBT) -> bool:
+def is_out(samples: Samples, name: str, leader: str, *, noise: float, doubt: float = _DOUBT_OF_SLOW) -> bool:
     """Whether a way is clearly slower than the leader."""
     slower = ratios(samples, name, leader)
     number = len(slower)
     if number <= max(_EARLY):
         return number in _EARLY and log(min(slower) / _MARGIN) > _EARLY[number] * noise
-    by = median(slower) / _NOT_WORTH_IT
+    by = typical(slower) / _NOT_WORTH_IT
     return by > 1.0 and (clearly_above(slower, 1.0, doubt=doubt) or log(by) > _SURE * noise / sqrt(number))
 
 
 def by_speed(samples: Samples) -> list[str]:
-    """The ways that took part in every round, the fastest in the median first.
+    """The ways that took part in every round, the fastest first.
 
     Times count against what is usual in their round: else, on a machine whose speed drifts, a stall in one round would
     make another round the median.
@@ -97,7 +69,7 @@ def by_speed(samples: Samples) -> list[str]:
     times = _of_all_rounds(samples)
     usual = [median(of_round) for of_round in zip(*times.values(), strict=True)]
     return sorted(
-        times, key=lambda name: median(time / typical for time, typical in zip(times[name], usual, strict=True))
+        times, key=lambda name: typical([time / middle for time, middle in zip(times[name], usual, strict=True)])
     )
 
 
@@ -116,7 +88,7 @@ def is_decided(samples: Samples, running: Sequence[str]) -> bool:
     """Whether another round would not change which way to go, of those still running, the first of all among them."""
     leader, first = leader_of(samples), running[0]
     slower = ratios(samples, first, leader)
-    is_first_out = clearly_above(slower, 1.0, doubt=_DOUBT_OF_MANY) and median(slower) > _NOT_WORTH_IT
+    is_first_out = clearly_above(slower, 1.0, doubt=_DOUBT_OF_ROUNDS) and typical(slower) > _NOT_WORTH_IT
     return all(
         (name == first and is_first_out) or clearly_above(ratios(samples, leader, name), 1 / _NOT_WORTH_IT)
         for name in running
@@ -132,7 +104,7 @@ def choose(samples: Samples) -> Choice:
     alike = [
         name
         for name, times in samples.items()
-        if len(times) == num_rounds and median(ratios(samples, name, leader)) < _NOT_WORTH_IT
+        if len(times) == num_rounds and typical(ratios(samples, name, leader)) < _NOT_WORTH_IT
     ]
     chosen = leader if first in alike else alike[0]
     gains = ratios(samples, first, chosen)
@@ -140,9 +112,9 @@ def choose(samples: Samples) -> Choice:
     if chosen == first or not is_out(samples, first, chosen, noise=noise_of(samples), doubt=_DOUBT_OF_MANY):
         # Not clear if the fastest might well be worth it, or others, and there were too few rounds to see it.
         is_alone = all(name == first or len(times) < num_rounds for name, times in samples.items())
-        is_clear = is_alone or (is_enough and (first in alike or median(gains) <= _NOT_WORTH_IT))
+        is_clear = is_alone or (is_enough and (first in alike or typical(gains) <= _NOT_WORTH_IT))
         return Choice(name=first, is_clear=is_clear, speedup=1.0, num_rounds=num_rounds)
-    return Choice(name=chosen, is_clear=True, speedup=median(gains), num_rounds=num_rounds)
+    return Choice(name=chosen, is_clear=True, speedup=typical(gains), num_rounds=num_rounds)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,24 +16,28 @@ from shiplap.planning.contest import Contest, Ways
 from shiplap.planning.kinds import LayerKind, kinds_of
 from shiplap.planning.layers import ParallelLayer
 from shiplap.planning.measured import Conditions, MeasuredPass, MeasuredPlan
+from shiplap.planning.paired import ENOUGH_FOR_NOISE
 from shiplap.planning.probe import Probe, slowest_rank
 from shiplap.planning.rounds import Race, run_in_turns
+from shiplap.planning.sites import BYTES_OF
 from shiplap.topology import GlobalEnv
 
 _ROUNDS = 20
-_SHORT_SECONDS = 2.0
+_SECONDS = 5.0
 _MOST_ROUNDS = 200
-"""What is not clear after 20 rounds is given up, unless that took less than two seconds: short passes are the noisiest,
-and more of them cost little."""
+"""What is not clear after 20 rounds is given up, unless that took less than five seconds: short passes are the
+noisiest, and more of them cost little."""
+_ROUNDS_OF_TWO, _SECONDS_OF_TWO = 60, 2.0
+"""If the fastest is not clearly faster than none, nor slower, the two are measured alone, in so many rounds or more."""
+_EXHAUSTIVE_ROUNDS = 60
 _LEAST_ROUNDS = 6
-"""With fewer nothing is clear; if there is no time for so many, only the fastest go on."""
+"""With fewer little is clear; if there is no time for so many, only the fastest go on, as few as tell how noisy it
+is."""
 _FIRST_ROUND = 2.0
 """How much longer than others the first round takes: it also learns how often to run what takes little time."""
-_ROUNDS_OF_TWO = 60
-"""If the fastest is not clearly faster than none, nor slower, the two are measured alone, in so many rounds."""
-_RACES, _DUELS, _FINALS = 0.8, 0.9, 1.0
-"""What part of the work is done at the end of each; the first is of the time, too, if finals follow."""
-_BYTES_OF = {"float32": 4, "bfloat16": 2}
+_RACES, _OTHERS, _DUELS, _FINALS = 0.6, 0.8, 0.9, 1.0
+"""What part of the work is done at the end of each; of the time, too, if that is limited and the other kind of input is
+compared: first what the plan is made of."""
 
 Progress = Callable[[float, str], None]
 """Is told what part of the work is done, and what is being done."""
@@ -106,13 +110,17 @@ class _Tuner:
         self.progress(0.0, "making the layers")
         contests = self._contests()
         others = [one.other for one in contests if one.other is not None]
-        until = _RACES if others else 1.0
-        self._run([one.race for one in (*contests, *others)], 0.0, _RACES, rounds=_ROUNDS, until=until)
+        rounds = _EXHAUSTIVE_ROUNDS if self.settings.is_exhaustive else _ROUNDS
+        limits = (_RACES, _OTHERS) if others else (1.0, 1.0)
+        self._run([one.race for one in contests], 0.0, _RACES, rounds=rounds, until=limits[0])
+        self._run([one.race for one in others], _RACES, _OTHERS, rounds=rounds, until=limits[1])
         if self.settings.seconds is None and not self.settings.is_exhaustive:
-            made = (one.prepare_duel(most_rounds=_ROUNDS_OF_TWO) for one in (*contests, *others))
-            self._run([duel for duel in made if duel is not None], _RACES, _DUELS, rounds=_ROUNDS_OF_TWO)
+            made = (one.prepare_duel(most_rounds=_MOST_ROUNDS) for one in (*contests, *others))
+            duels = [duel for duel in made if duel is not None]
+            self._run(duels, _OTHERS, _DUELS, rounds=_ROUNDS_OF_TWO, seconds=_SECONDS_OF_TWO)
         made = (one.prepare_final(most_rounds=_MOST_ROUNDS) for one in contests)
-        self._run([final for final in made if final is not None], _DUELS, _FINALS, rounds=_ROUNDS)
+        finals = [final for final in made if final is not None]
+        self._run(finals, _DUELS, _FINALS, seconds=_SECONDS_OF_TWO)
         self.progress(1.0, "done")
         return [self._result(one) for one in contests]
 
@@ -152,26 +160,36 @@ class _Tuner:
 
     def _contest(self, ways: Ways, share: float) -> Contest:
         names = list(ways.plans)[: max(2, int(share * len(ways.plans)))]
-        rounds = _ROUNDS if self.settings.is_exhaustive else _MOST_ROUNDS
+        rounds = _EXHAUSTIVE_ROUNDS if self.settings.is_exhaustive else _MOST_ROUNDS
         rounds = rounds if len(names) > 1 else _LEAST_ROUNDS
         return Contest(ways=ways, race=ways.race(names, most_rounds=rounds, drops=not self.settings.is_exhaustive))
 
-    def _run(self, races: Sequence[Race], start: float, end: float, *, rounds: int, until: float = 1.0) -> None:
+    def _run(
+        self,
+        races: Sequence[Race],
+        start: float,
+        end: float,
+        *,
+        rounds: int = _ROUNDS,
+        seconds: float = _SECONDS,
+        until: float = 1.0,
+    ) -> None:
         """Run races in turns, as the work from `start` to `end`.
 
-        Each is given up after so many rounds, unless it is short, and all when this part of the time is over.
+        Each is given up after so many rounds and seconds, and all when this part of the time is over.
         """
 
         def go_on(race: Race) -> bool:
             spent = slowest_rank(time.perf_counter() - self.begun, self.env)
-            done = [1.0 if one.is_over else min(one.num_rounds / rounds, 1.0) for one in races]
+            of_race = slowest_rank(race.seconds, self.env)
+            done = [1.0 if one.is_over else _share_done(one, rounds, seconds) for one in races]
             self.progress(
                 start + (end - start) * sum(done) / len(done),
                 f"round {race.num_rounds + 1}, {sum(not one.is_over for one in races)} of {len(races)} races open",
             )
             if self.settings.seconds is not None and spent > until * self.settings.seconds:
                 return False
-            return race.num_rounds < rounds or slowest_rank(race.seconds, self.env) < _SHORT_SECONDS
+            return race.num_rounds < rounds or of_race < seconds
 
         def narrow(running: Sequence[Race]) -> None:
             if self.settings.seconds is None:
@@ -182,17 +200,22 @@ class _Tuner:
             for race in early:
                 turns = (_LEAST_ROUNDS - race.num_rounds) / (_FIRST_ROUND if race.num_rounds == 1 else 1.0)
                 if turn * turns > left:
-                    race.keep(max(2, int(race.num_running * left / (turn * turns))))
+                    race.keep(max(ENOUGH_FOR_NOISE, int(race.num_running * left / (turn * turns))))
 
         run_in_turns(races, go_on, narrow)
 
     def _result(self, contest: Contest) -> MeasuredPass:
         data, layer = self.conditions, contest.ways.kind.layer
-        shard_bytes = data.sequence * data.batch * layer.width * _BYTES_OF[data.dtype] // data.tensor_parallel
+        shard_bytes = data.sequence * data.batch * layer.width * BYTES_OF[data.dtype] // data.tensor_parallel
         return contest.result(
             more_bytes=shard_bytes * (data.tensor_parallel - 1),
             takes_kept=self.settings.takes_kept,
         )
+
+
+def _share_done(race: Race, rounds: int, seconds: float) -> float:
+    """Of a race that may end once both are over."""
+    return min(race.num_rounds / rounds, race.seconds / seconds, 1.0)
 
 
 def unclear(passes: Sequence[MeasuredPass]) -> list[str]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from shiplap.planning.rounds import Samples, choose, clearly_above, ratios
+from shiplap.planning.paired import Samples, clearly_above, ratios
+from shiplap.planning.rounds import choose
 from shiplap.tools.bench.subject import COMMUNICATION, FASTEST, PRODUCTS, SEQUENTIAL, Subject
 
 _NOISE = 0.02
@@ -73,8 +74,9 @@ class Result:
 
         The median over the rounds. None where there is nothing to hide, as far as noise tells.
         """
-        could = [a - b for a, b in zip(self.samples[SEQUENTIAL], self._bounds, strict=False)]
-        if not clearly_above(could, 0.0) or median(could) <= _NOISE * self.median_ms(SEQUENTIAL):
+        pairs = list(zip(self.samples[SEQUENTIAL], self._bounds, strict=False))
+        could = [a - b for a, b in pairs]
+        if not clearly_above([a / b for a, b in pairs], 1.0) or median(could) <= _NOISE * self.median_ms(SEQUENTIAL):
             return None
         gained = [a - b for a, b in zip(self.samples[SEQUENTIAL], self.samples[name], strict=False)]
         return median(a / b for a, b in zip(gained, could, strict=False) if b > 0)

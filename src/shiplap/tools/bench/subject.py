@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shiplap.planning.rounds import Samples, is_out, leader_of, noise_of
+from shiplap.planning.paired import Samples, noise_of
+from shiplap.planning.rounds import is_out, leader_of
 
 PRODUCTS = "products"
 SEQUENTIAL = "sequential"
