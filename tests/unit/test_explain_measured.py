@@ -78,7 +78,7 @@ def test_a_measured_method_that_is_the_switch_s_own_is_marked_too() -> None:
 def test_where_nothing_is_faster_it_says_so(place: str) -> None:
     site = sites_with(run_of(), column_of())[place]
     assert (site.reason, site.hidden_behind, site.switch) == (Reason.NOT_FASTER, None, None)
-    assert site.why_not == "measured: nothing that overlaps is faster"
+    assert site.why_not == "measured: nothing that overlaps is clearly faster"
     assert site.why_not in site_table([site])
 
 
@@ -173,7 +173,7 @@ def test_the_verb_shows_a_plan(capsys: pytest.CaptureFixture[str], file: Path) -
     assert err == ""
     assert "ring:2" in out
     assert "the forward product, measured" in out
-    assert "measured: nothing that overlaps is faster" in " ".join(out.split())
+    assert "measured: nothing that overlaps is clearly faster" in " ".join(out.split())
     assert all(len(line) <= 120 for line in out.splitlines())
 
 
@@ -208,7 +208,7 @@ def test_strictness_with_a_plan_refuses_after_the_table(capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert "hidden behind" in out
     assert f"{RS} acts nowhere:" in err
-    assert f"{FC2} forward: measured: nothing that overlaps is faster" in err
+    assert f"{FC2} forward: measured: nothing that overlaps is clearly faster" in err
     assert "(--no-tp-comm-overlap-rs)" in err
     assert f"{AG} acts" not in err
 

@@ -268,7 +268,7 @@ def _why_not_asked(
 ) -> Why:
     """Why the plan's method at the site does not even try to overlap."""
     if is_replaced and layer.module.plan.is_measured:
-        return Reason.NOT_FASTER, "measured: nothing that overlaps is faster"
+        return Reason.NOT_FASTER, "measured: nothing that overlaps is clearly faster"
     if is_replaced:
         expected, _ = _expected(place, layer, parallel)
         return Reason.PLAN_REPLACED, f"plan replaced: the switches say {expected}"
