@@ -262,6 +262,31 @@ def test_the_last_way_is_found_though_there_is_no_time_for_all(env: GlobalEnv, c
     assert not passes["blocks.*.mlp.fc2 backward"].is_clear
 
 
+def test_where_time_is_short_as_many_go_on_as_show_the_noise(env: GlobalEnv, clock: Clock) -> None:
+    """Of four ways the few rounds tell that one takes less than half of the time; of two they would not."""
+    noise = Random(0)
+
+    def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
+        is_best = isinstance(plan, ColumnPlan) and plan.forward == "ring"
+        return (10.0 if layer.path == HEAD else 0.1) * (0.4 if is_best else 1.0) * noise.uniform(1.0, 1.2)
+
+    one = by_pass(tuned(run_of(), cost, env, seconds=0.9))[f"{HEAD} forward"]
+    rounds = [timing.rounds for timing in one.timings.values()]
+    assert max(rounds) < 7
+    assert sum(number > 1 for number in rounds) >= 4
+    assert (one.method, one.is_clear) == ("ring", True)
+
+
+def test_where_time_is_short_the_plan_comes_before_what_is_only_compared(env: GlobalEnv, clock: Clock) -> None:
+    tuned(run_of(), constant, env, seconds=9.0, compares_kept=True)
+    backwards = [plan for _, direction, plan in FakeProbe.calls if direction == "backward"]
+    keeps = [plan.keeps for plan in backwards if isinstance(plan, ColumnPlan)]
+    # Three kinds of Column layers, each of which says first how long a measurement takes, with either input.
+    assert keeps[:6].count("gathered") == 3
+    before = keeps[6 : keeps.index("gathered", 6)]
+    assert len(before) > 0.5 * len(keeps)
+
+
 def test_unlimited_time_is_a_time_too(env: GlobalEnv, clock: Clock) -> None:
     plan = tuned(run_of(), constant, env, seconds=float("inf"))
     assert all(one.is_clear for one in plan.passes)
