@@ -20,7 +20,7 @@ _DOUBT_OF_MANY = 0.01
 _DOUBT_OF_ROUNDS = 0.005
 """Probability that chance makes one of many ways clearly the fastest, and that it ends the race when a round is over.
 With 5 %, one of two equally fast and noisy ways was called that in a third of simulated races of up to 200 rounds, and
-one of 17 after 5 rounds in an eighth of them; so it is in a tenth or fewer."""
+one of 17 after 5 rounds in an eighth of them; so it is in about a tenth or fewer."""
 _NOT_WORTH_IT = 1.01
 """What is faster by less than this is as good as the simpler way."""
 _EARLY = {2: 2.0, 3: 1.5, 4: 1.2}
@@ -64,7 +64,7 @@ def by_speed(samples: Samples) -> list[str]:
     """The ways that took part in every round, the fastest first.
 
     Times count against what is usual in their round: else, on a machine whose speed drifts, a stall in one round would
-    make another round the median.
+    make another round the typical one.
     """
     times = _of_all_rounds(samples)
     usual = [median(of_round) for of_round in zip(*times.values(), strict=True)]
