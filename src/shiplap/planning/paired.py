@@ -2,7 +2,7 @@
 
 Times on shared machines are noisy, the more the shorter they are, and have long tails. So what is asked of them does
 not depend on how noise is distributed, and one stall among several rounds changes little: ranks, and medians of means.
-If noise is normal they say as much as signs and medians do of half as many rounds more.
+If noise is normal they need fewer rounds than signs and medians do.
 """
 
 from collections.abc import Mapping, Sequence
