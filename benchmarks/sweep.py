@@ -75,9 +75,15 @@ class Shape:
         return f"{self.part} S={self.sequence} H={self.hidden}" + (f" F={self.ffn}" if self.ffn else "")
 
 
-def shapes(num_ranks: int) -> list[Shape]:
-    """A rank's products of a token are as large at every TP size, so that they are to the bytes on its link."""
-    lengths, ffn, hidden = LENGTHS[num_ranks], MLP_FFN_PER_RANK * num_ranks, ATTENTION_HIDDEN_PER_RANK * num_ranks
+def shapes(num_ranks: int, width: int = 1) -> list[Shape]:
+    """A rank's products of a token are as large at every TP size, so that they are to the bytes on its link.
+
+    Args:
+        num_ranks: R.
+        width: how many times as large the products of a byte are.
+    """
+    lengths, num_units = LENGTHS[num_ranks], num_ranks * width
+    ffn, hidden = MLP_FFN_PER_RANK * num_units, ATTENTION_HIDDEN_PER_RANK * num_units
     return [
         *(Shape(part="mlp", sequence=length, hidden=MLP_HIDDEN, ffn=ffn) for length in lengths["mlp"]),
         *(Shape(part="attention", sequence=length, hidden=hidden, ffn=0) for length in lengths["attention"]),
@@ -254,6 +260,7 @@ def main() -> None:
     parser.add_argument("--tune-seconds", type=float, default=None, help="at most, for each shape")
     parser.add_argument("--part", choices=("mlp", "attention"), help="this part only")
     parser.add_argument("--lengths", type=int, nargs="+", help="of the sequences, only these")
+    parser.add_argument("--width", type=int, default=1, help="so many times as large an F (MLP) or H (attention)")
     parser.add_argument("--output", type=Path, help="append a line of JSON for each shape")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -262,7 +269,7 @@ def main() -> None:
             ModelParallelConfig(tensor_parallel_size=int(os.environ["WORLD_SIZE"]), sequence_parallel=True),
             device="cpu",
         )
-        for shape in shapes(env.config.tensor_parallel_size):
+        for shape in shapes(env.config.tensor_parallel_size, arguments.width):
             is_asked = arguments.part in (None, shape.part)
             if not is_asked or shape.sequence not in (arguments.lengths or [shape.sequence]):
                 continue

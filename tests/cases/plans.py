@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from shiplap.comm.plan import ColumnPlan, RowPlan
 
 COLUMNS = ["columns", "columns:3,0,1", "tiles:2", "tiles:100"]
+COLUMNS_IN_TURNS = ["columns in turns", "tiles:2 in turns"]
 
 
 def gathers(num_ranks: int) -> list[str]:
@@ -13,7 +14,9 @@ def gathers(num_ranks: int) -> list[str]:
     groups = [",".join(shards), str(num_ranks), f"1,{num_ranks - 1}", f"{num_ranks - 1},1"]
     if num_ranks == 8:
         groups += ["1,1,2,4", "3,2,3"]
-    return ["sequential", "ring", "ring:3", "ring:100", "grouped", *(f"grouped:{sizes}" for sizes in groups), *COLUMNS]
+    grouped = ["grouped", *(f"grouped:{sizes}" for sizes in groups)]
+    in_turns = ["ring:3 in turns", "grouped in turns", *COLUMNS_IN_TURNS]
+    return ["sequential", "ring", "ring:3", "ring:100", *grouped, *COLUMNS, *in_turns]
 
 
 SCATTERS = [
@@ -28,6 +31,9 @@ SCATTERS = [
     "pieces:1,1",
     "pieces:5,2,0,9",
     *COLUMNS,
+    "direct in turns",
+    "exchange:3 in turns",
+    *COLUMNS_IN_TURNS,
 ]
 
 
@@ -42,6 +48,7 @@ def column_plans(num_ranks: int) -> Iterator[ColumnPlan]:
     for method in SCATTERS:
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="bulk")
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="direct")
+        yield ColumnPlan(forward="ring", dgrad=method, wgrad="direct in turns")
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="sequential")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shiplap.comm import overlap
+from shiplap.comm.method import Method
 from shiplap.comm.overlap.grouped import doubling
 from shiplap.comm.plan import ColumnPlan, Keeps, RowPlan, column_plan, row_plan
 from shiplap.config import ModelOptions, ModelParallelConfig, TrainConfig
@@ -41,6 +42,7 @@ def layers_of(parallel: ModelParallelConfig, family: str = "gpt2", lora: str | N
 FC1, FC2, HEAD = "blocks.1.mlp.fc1", "blocks.1.mlp.fc2", "head.projection"
 BY_COLUMNS = ["columns:8", "tiles"]
 SCATTERS = ["exchange", "exchange:2", "exchange:4", "reduce", "pieces:2,1,1", "columns:3,2,2,1", *BY_COLUMNS]
+IN_TURNS = ["columns:1,2,2,3 in turns", "columns:8 in turns"]
 PAIRED = ["exchange", "columns", "pieces:2,1,1"]
 """Of Column's dgrad, whose end hides behind wgrad."""
 GATHERS = ["ring", "ring:2", "ring:4", "columns:1,2,2,3", *BY_COLUMNS]
@@ -170,9 +172,26 @@ def test_without_dgrad_only_the_gather_is_hidden() -> None:
 )
 def test_more_ranks_can_take_several_shards_at_once(size: int, gathers: list[str]) -> None:
     layers = layers_of(switches())
+    gathers = [*gathers, *IN_TURNS]
     assert list(candidates(layers[FC1], "forward", switches(size))) == [*SEQUENTIAL, *gathers]
-    parts = [f"dgrad {way}, wgrad parts" for way in ("ring", "grouped", "columns:1,2,2,3", "columns:8", "tiles")]
+    ways = ("ring", "grouped", "columns:1,2,2,3", "columns:8", "tiles", *IN_TURNS)
+    parts = [f"dgrad {way}, wgrad parts" for way in ways]
     assert list(candidates(layers[FC2], "backward", switches(size))) == [*SEQUENTIAL, *gathers, *parts]
+
+
+def test_turns_are_measured_where_transfers_can_meet() -> None:
+    layers = layers_of(switches())
+    for path, direction in product((FC1, FC2), DIRECTIONS):
+        two, four = (list(candidates(layers[path], direction, switches(size))) for size in (2, 4))
+        assert not [name for name in two if "in turns" in name]
+        assert [name for name in four if "in turns" in name]
+        nccl = list(candidates(layers[path], direction, switches(4), with_turns=False))
+        assert nccl == [name for name in four if "in turns" not in name]
+    backward = candidates(layers[FC1], "backward", switches(4))
+    assert [(plan.dgrad, plan.wgrad) for name, plan in backward.items() if name.count("in turns") == 2] == [
+        ("direct in turns", "direct in turns"),
+        ("columns in turns", "direct in turns"),
+    ]
 
 
 def every_case() -> Iterator[tuple[ParallelLayer, Pass, ModelParallelConfig, Keeps]]:
@@ -193,9 +212,10 @@ def every_case() -> Iterator[tuple[ParallelLayer, Pass, ModelParallelConfig, Kee
 
 def check_method(method: str, table: str, size: int) -> None:
     """It exists, and its numbers fit."""
-    name, _, numbers = method.partition(":")
+    asked = Method.parse(method)
+    name, sizes = asked.name, asked.numbers
     assert name in getattr(overlap, table), method
-    sizes = [int(number) for number in numbers.split(",")] if numbers else []
+    assert not asked.in_turns or (name in overlap._SENDING and size > 2), method
     assert not sizes or name in overlap._WITH_NUMBERS, method
     if name == "grouped":
         assert sum(sizes or doubling(size)) == size, method
@@ -229,10 +249,10 @@ def check_column(plan: ColumnPlan, layer: ParallelLayer, parallel: ModelParallel
     size, on = parallel.tensor_parallel_size, parallel.tp_comm_overlap
     check_method(plan.forward, "_GATHER", size)
     check_method(plan.dgrad, "_SCATTER", size)
-    check_method(plan.wgrad, "_PREFETCH" if plan.wgrad in overlap._PREFETCH else "_GATHER", size)
+    check_method(plan.wgrad, "_PREFETCH" if overlap.is_prefetched(plan.wgrad) else "_GATHER", size)
     may_pipeline = on and not getattr(layer.module, "disable_tp_comm_pipeline", False)
     assert plan.forward == "sequential" or (may_pipeline and parallel.tp_comm_overlap_ag)
-    if plan.dgrad in ("bulk", "direct"):
+    if Method.parse(plan.dgrad).name in ("bulk", "direct"):
         assert on
         assert parallel.tp_comm_bulk_dgrad
         assert layer.has_wgrad, "nothing to hide behind"
@@ -244,7 +264,7 @@ def check_column(plan: ColumnPlan, layer: ParallelLayer, parallel: ModelParallel
         assert parallel.tp_comm_bulk_wgrad
         assert layer.gathers_again
         assert plan.keeps == "shard"
-    assert plan.wgrad not in ("bulk", "direct") or layer.has_dgrad, "nothing to hide behind"
+    assert Method.parse(plan.wgrad).name not in ("bulk", "direct") or layer.has_dgrad, "nothing to hide behind"
 
 
 def check_row(plan: RowPlan, parallel: ModelParallelConfig) -> None:

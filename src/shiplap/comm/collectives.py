@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shiplap.comm.exposed import one_wait
-from shiplap.comm.observe import Watch, Work, told_of
+from shiplap.comm.observe import Watch, told_of
 from shiplap.topology.rank_group import RankGroup
+from shiplap.topology.turns import Work
 
 Group = RankGroup | None
 MAX = dist.ReduceOp.MAX
@@ -168,15 +169,18 @@ def _alone(operation: dist.P2POp) -> list[dist.Work]:
 @told_of("send and receive")
 def batch_send_recv(outgoing: Tensor, to: int, incoming: Tensor, source: int, *, group: RankGroup) -> Pending:
     """Start sending `outgoing` to rank `to` of the group while receiving `incoming` from rank `source`."""
+    turns = None if incoming.is_cuda else group.turns
+    # Messages that wait for their turn have a tag of their own: the others do not wait for them.
+    tag = 0 if turns is None else 1
     # The receive comes first. Gloo sends only to who has said that it receives, and says so on the same connection as
     # the data: behind an outgoing tensor the peer would hear of it late, and both directions would take turns.
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.irecv, incoming, group=group.process_group, group_peer=source),
-            dist.P2POp(dist.isend, outgoing, group=group.process_group, group_peer=to),
-        ]
-    )
-    return Pending(incoming, works, [outgoing])
+    operations = [
+        dist.P2POp(dist.irecv, incoming, group=group.process_group, group_peer=source, tag=tag),
+        dist.P2POp(dist.isend, outgoing, group=group.process_group, group_peer=to, tag=tag),
+    ]
+    if turns is None:
+        return Pending(incoming, dist.batch_isend_irecv(operations), [outgoing])
+    return Pending(incoming, [turns.take(lambda: dist.batch_isend_irecv(operations))], [outgoing])
 
 
 def send_to_each(

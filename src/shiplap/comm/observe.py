@@ -13,15 +13,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from shiplap.topology.turns import Work
+
 Primitive = Literal["gather", "scatter", "prefetch"]
 ProductSite = Literal["forward", "dgrad", "wgrad"]
-
-
-class Work(Protocol):
-    """A communication that was started, as torch.distributed has it."""
-
-    def wait(self) -> object:
-        """Until it is finished; on CUDA, let the current stream do so."""
 
 
 Watch = Callable[[Sequence[Work]], Sequence[Work]]

@@ -25,6 +25,9 @@ The methods, as strings; some take numbers after a colon:
 | `columns`, `columns:8`, `columns:3,2,2,1` | gathers, scatters | so many columns of all rows at a time |
 | `tiles`, `tiles:8`, … | gathers, scatters | the same, with the own rows apart |
 
+Those that send from rank to rank may take turns, as in `columns:8 in turns`: no rank sends to two others at once. Where
+Gloo's transfers would meet at the receivers, that is faster; NCCL does it anyway.
+
 The switches' pipelines are `ring` and `exchange`; the others come with a replaced plan. With `reduce` shards leave in
 the same order on all ranks, so that one rank's own comes first and hides nothing (docs/experiments.md).
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from shiplap.comm.method import IN_TURNS
 from shiplap.comm.plan import ColumnPlan, Keeps, RowPlan
 from shiplap.config import ModelParallelConfig
 from shiplap.planning.layers import ParallelLayer
@@ -31,11 +32,16 @@ _BY_COLUMNS = ["columns:1,2,2,3", "columns:8", "tiles"]
 """Of gathers. By columns nothing hides the first piece, which therefore is a small one."""
 _GATHERS_FOR_PARTS = {True: ["ring", "ring:2", *_BY_COLUMNS], False: ["ring", "grouped", *_BY_COLUMNS]}
 """By whether there are two ranks."""
-_PAIRED_PIPELINES = ["exchange", "columns", "pieces:2,1,1"]
+_GATHERS_IN_TURNS = ["columns:1,2,2,3" + IN_TURNS, "columns:8" + IN_TURNS]
+_SCATTERS_IN_TURNS = ["exchange" + IN_TURNS, "columns:8" + IN_TURNS]
+"""Only where there are more than two ranks, and Gloo: what two send each other never meets others, and NCCL keeps the
+order of what it is given."""
+_PAIRED_PIPELINES = ["exchange", "columns", "columns" + IN_TURNS, "pieces:2,1,1"]
 """Of Column's dgrad. Their ends hide behind wgrad, so how they are cut matters less than elsewhere."""
 _BESIDE = {
     "bulk": ("bulk", "direct", "exchange", "pieces:2,1,1"),
     "direct": ("direct", "exchange", "columns"),
+    "direct in turns": ("direct in turns", "columns in turns"),
     "ring": ("direct",),
 }
 """What is measured for Column's dgrad beside a gather that overlaps: mostly collectives with collectives, sends with
@@ -56,7 +62,12 @@ def with_fields(plan: Plan, fields: Mapping[str, Any]) -> Plan:
 
 
 def candidates(
-    layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, keeps: Keeps = "shard"
+    layer: ParallelLayer,
+    direction: Pass,
+    parallel: ModelParallelConfig,
+    *,
+    keeps: Keeps = "shard",
+    with_turns: bool = True,
 ) -> dict[str, Plan]:
     """Plans that differ in what they do in a pass, by a short name of that; the one that overlaps nothing first.
 
@@ -65,9 +76,13 @@ def candidates(
         direction: the pass.
         parallel: the switches, and the TP size.
         keeps: what a Column layer keeps for wgrad.
+        with_turns: whether transfers may take turns, too.
     """
     nothing = sequential_plan(layer, keeps=keeps)
-    return {_name(fields): with_fields(nothing, fields) for fields in _choices(layer, direction, parallel, keeps=keeps)}
+    choices = _choices(layer, direction, parallel, keeps=keeps)
+    plans = {_name(fields): with_fields(nothing, fields) for fields in choices}
+    may_take_turns = with_turns and parallel.tensor_parallel_size > 2
+    return {name: plan for name, plan in plans.items() if may_take_turns or IN_TURNS not in name}
 
 
 def _choices(
@@ -83,11 +98,11 @@ def _choices(
         if layer.has_dgrad:
             # Bulk hides behind wgrad, so there must be one.
             bulk = overlap and parallel.tp_comm_bulk_dgrad and layer.has_wgrad
-            scatters += ["bulk", "direct"] if bulk else []
+            scatters += ["bulk", "direct", "direct" + IN_TURNS] if bulk else []
             scatters += _PAIRED_PIPELINES if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
         gathers = [SEQUENTIAL]
         if layer.gathers_again and keeps == "shard" and overlap and parallel.tp_comm_bulk_wgrad:
-            gathers += (["bulk", "direct"] if layer.has_dgrad else []) + ["ring"]
+            gathers += (["bulk", "direct", "direct" + IN_TURNS] if layer.has_dgrad else []) + ["ring"]
         # The one without overlap first, then bulk overlap of both: if time is short, the last are not measured.
         pairs = [
             (scatter, gather)
@@ -105,7 +120,7 @@ def _choices(
         # Without dgrad there is nothing to hide it behind but wgrad in parts.
         ways = _gathers(size, pipeline=overlap and parallel.tp_comm_overlap_ag)
         with_dgrad = ways if layer.has_dgrad else ways[:1]
-        with_wgrad = _GATHERS_FOR_PARTS[size == 2] if layer.has_wgrad and len(ways) > 1 else []
+        with_wgrad = [*_GATHERS_FOR_PARTS[size == 2], *_GATHERS_IN_TURNS] if layer.has_wgrad and len(ways) > 1 else []
         return [
             *({"dgrad": way} for way in with_dgrad),
             *({"dgrad": way, "wgrad": "parts"} for way in with_wgrad),
@@ -119,12 +134,13 @@ def _gathers(size: int, *, pipeline: bool) -> list[str]:
     if not pipeline:
         return [SEQUENTIAL]
     by_rows = ["ring", "ring:2", "ring:4"] if size == 2 else ["ring", "grouped", f"grouped:1,{size - 1}"]
-    return [SEQUENTIAL, *by_rows, *_BY_COLUMNS]
+    return [SEQUENTIAL, *by_rows, *_BY_COLUMNS, *_GATHERS_IN_TURNS]
 
 
 def _scatter_pipelines(size: int) -> list[str]:
     chunks = ["exchange:2", "exchange:4"] if size == 2 else ["exchange:2"]
-    return ["exchange", *chunks, "reduce", "pieces:2,1,1", "columns:3,2,2,1", "columns:8", "tiles"]
+    by_columns = ["columns:3,2,2,1", "columns:8", "tiles"]
+    return ["exchange", *chunks, "reduce", "pieces:2,1,1", *by_columns, *_SCATTERS_IN_TURNS]
 
 
 def _name(fields: Mapping[str, str]) -> str:

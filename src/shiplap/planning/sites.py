@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+from shiplap.comm.method import Method
 from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config import ModelParallelConfig, TrainConfig
 from shiplap.models.decoder import DecoderModel
@@ -178,7 +179,7 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
     switch = None
     if behind is not None and (plan.is_measured or not is_replaced):
         # Of the two that Column's reduce-scatter has, the second one is bulk's.
-        switch = flag(place.switches[-1 if method in _BULK else 0])
+        switch = flag(place.switches[-1 if Method.parse(method).name in _BULK else 0])
     collective = "all-reduce" if method == "replicated" else place.collective
     size = parallel.tensor_parallel_size
     rounds = 2 if collective == "all-reduce" else 1
@@ -245,10 +246,11 @@ def _overlap(place: _Place, layer: ParallelLayer, method: str) -> tuple[str | No
 
     Neither, if the method does not try to overlap.
     """
-    name, _, numbers = method.partition(":")
+    asked = Method.parse(method)
+    name = asked.name
     if name in ("replicated", "sequential"):
         return None, None
-    if name == "grouped" and numbers and "," not in numbers:
+    if name == "grouped" and len(asked.numbers) == 1:
         return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{method} has one product, which needs all shards")
     product = place.bulk_behind if name in _BULK else place.site
     if product is None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from shiplap.comm.plan import Keeps
 from shiplap.config import ModelParallelConfig
-from shiplap.planning.candidates import Pass, candidates
+from shiplap.planning.candidates import Pass, Plan, candidates
 from shiplap.planning.contest import Contest, Ways
 from shiplap.planning.kinds import LayerKind, kinds_of
 from shiplap.planning.layers import ParallelLayer
@@ -133,7 +133,7 @@ class _Tuner:
                     [
                         Ways(kind=kind, probe=probe, direction=direction, keeps=keeps, plans=plans)
                         for keeps in self._kept(kind, direction)
-                        for plans in [candidates(kind.layer, direction, self.parallel, keeps=keeps)]
+                        for plans in [self._plans(kind, direction, keeps)]
                     ]
                 )
         share = self._affordable([ways for of_pass in passes for ways in of_pass])
@@ -143,6 +143,10 @@ class _Tuner:
             contest.other = others[0] if others else None
             contests.append(contest)
         return contests
+
+    def _plans(self, kind: LayerKind, direction: Pass, keeps: Keeps) -> dict[str, Plan]:
+        is_gloo = self.env.device.type == "cpu"
+        return candidates(kind.layer, direction, self.parallel, keeps=keeps, with_turns=is_gloo)
 
     def _kept(self, kind: LayerKind, direction: Pass) -> Sequence[Keeps]:
         """What inputs are measured: the one that is asked for first."""

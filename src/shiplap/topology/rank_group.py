@@ -2,6 +2,8 @@
 
 import torch.distributed as dist
 
+from shiplap.topology.turns import Turns
+
 
 class RankGroup:
     """Some ranks, and this rank's place among them.
@@ -13,6 +15,7 @@ class RankGroup:
     Attributes:
         size: number of ranks.
         rank: this rank's place, in 0 … size - 1.
+        turns: that transfers between the ranks take; None where they are all started at once.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
@@ -20,10 +23,20 @@ class RankGroup:
         self._process_group: dist.ProcessGroup | None = process_group
         self.size = dist.get_world_size(process_group)
         self.rank = dist.get_rank(process_group)
+        self.turns: Turns | None = None
+        self._in_turns: RankGroup | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RankGroup":
         """The same ranks: a copied layer communicates with the ranks that the original does."""
         return self
+
+    @property
+    def in_turns(self) -> "RankGroup":
+        """The same ranks, whose transfers take turns."""
+        if self._in_turns is None:
+            self._in_turns = RankGroup(self.process_group)
+            self._in_turns.turns = Turns()
+        return self._in_turns
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -37,5 +50,9 @@ class RankGroup:
         return self._process_group
 
     def close(self) -> None:
-        """Let go of the process group."""
+        """Let go of the process group, and of the thread that uses it."""
         self._process_group = None
+        if self._in_turns is not None:
+            self._in_turns.close()
+        if self.turns is not None:
+            self.turns.close()

@@ -9,6 +9,9 @@ over the ranks.
 
 Methods that go by columns pass tiles, some columns of a range of rows.
 
+Those that send from rank to rank may do so "in turns" (`shiplap.topology.turns`): it is in their name's end, as in
+`columns:8 in turns`.
+
 The methods differ in when they call and what runs meanwhile, never in the result's meaning. `sequential` is the
 reference. Ideas: Wang et al. 2023 (ASPLOS, "Overlap communication with dependent computation via decomposition") for
 the pipelines; Korthikanti et al. 2022 for the collectives of sequence parallelism.
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 
 from shiplap.comm.collectives import Group, Pending
+from shiplap.comm.method import Method
 from shiplap.comm.observe import at_site
 from shiplap.comm.overlap import bulk, columns, direct, exchange, grouped, pieces, reduce, replicated, ring, sequential
 from shiplap.comm.overlap.rows import Region, Rows, Tile, rows_of, take
@@ -70,22 +74,26 @@ _PREFETCH: Mapping[str, Callable[..., Pending]] = {
     "direct": direct.prefetch,
 }
 _WITH_NUMBERS = ("ring", "grouped", "exchange", "pieces", "columns", "tiles")
+_SENDING = ("ring", "grouped", "exchange", "columns", "tiles", "direct")
 _Result = TypeVar("_Result")
 
 
-def _call(table: Mapping[str, Callable[..., _Result]], method: str, *arguments: object) -> _Result:
-    """Call a method by its name, with the numbers that stand behind a colon."""
-    name, _, numbers = method.partition(":")
-    if name not in table:
+def _call(table: Mapping[str, Callable[..., _Result]], method: str, *arguments: object, group: Group) -> _Result:
+    """Call a method by its name, with the numbers that stand behind a colon, and with turns if it asks for them."""
+    asked = Method.parse(method)
+    if asked.name not in table:
         raise ValueError(f"There is no method {method} here; there is {', '.join(table)}.")
-    if not numbers:
-        return table[name](*arguments)
-    if name not in _WITH_NUMBERS:
-        raise ValueError(f"The method {name} takes no numbers, got {method}.")
-    parts = [int(number) for number in numbers.split(",")]
-    if min(parts) < 0 or max(parts) == 0:
-        raise ValueError(f"The method {name} needs numbers from 0 on, not all of them 0, got {method}.")
-    return table[name](*arguments, numbers=parts)
+    if asked.in_turns and asked.name not in _SENDING:
+        raise ValueError(f"The method {asked.name} takes no turns, got {method}.")
+    if asked.in_turns and group is not None:
+        group = group.in_turns
+    if not asked.numbers:
+        return table[asked.name](*arguments, group)
+    if asked.name not in _WITH_NUMBERS:
+        raise ValueError(f"The method {asked.name} takes no numbers, got {method}.")
+    if min(asked.numbers) < 0 or max(asked.numbers) == 0:
+        raise ValueError(f"The method {asked.name} needs numbers from 0 on, not all of them 0, got {method}.")
+    return table[asked.name](*arguments, group, numbers=asked.numbers)
 
 
 @at_site("gather")
@@ -98,7 +106,7 @@ def gather_and_consume(method: str, x_sBH: Tensor, consume: Consume, *, group: G
     Raises:
         ValueError: there is no such method, or its numbers do not fit.
     """
-    return _call(_GATHER, method, x_sBH, consume, group)
+    return _call(_GATHER, method, x_sBH, consume, group=group)
 
 
 @at_site("scatter")
@@ -118,7 +126,7 @@ def produce_and_scatter(method: str, produce: Produce, out_SBH: torch.Size, *, l
     Raises:
         ValueError: there is no such method, or its numbers do not fit.
     """
-    return _call(_SCATTER, method, produce, out_SBH, like, group)
+    return _call(_SCATTER, method, produce, out_SBH, like, group=group)
 
 
 @at_site("prefetch")
@@ -128,14 +136,14 @@ def prefetch(method: str, x_sBH: Tensor, *, group: Group) -> Pending:
     Raises:
         ValueError: there is no such method.
     """
-    return _call(_PREFETCH, method, x_sBH, group)
+    return _call(_PREFETCH, method, x_sBH, group=group)
 
 
 def is_prefetched(method: str) -> bool:
     """Whether a Column layer's `wgrad` site gathers all of x beforehand, rather than under wgrad itself."""
-    return method in _PREFETCH
+    return Method.parse(method).name in _PREFETCH
 
 
 def adds_up(method: str) -> bool:
     """Whether a gather hands over the features of a token one after the other, so that their products add up."""
-    return method.partition(":")[0] in ("columns", "tiles")
+    return Method.parse(method).name in ("columns", "tiles")

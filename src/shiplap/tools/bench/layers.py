@@ -89,10 +89,10 @@ class Ways:
     communication: Mapping[str, Plan]
 
 
-def ways_of(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig) -> Ways:
+def ways_of(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, with_turns: bool = True) -> Ways:
     """The candidates, and those of them that communicate differently if there is nothing to hide behind."""
     keeps: Keeps = layer.module.plan.keeps if isinstance(layer.module.plan, ColumnPlan) else "shard"
-    plans = candidates(layer, direction, parallel, keeps=keeps)
+    plans = candidates(layer, direction, parallel, keeps=keeps, with_turns=with_turns)
     communication: dict[str, Plan] = {}
     for name, plan in plans.items():
         # The same collectives as without overlap, only started at another time.
@@ -124,7 +124,7 @@ def layer_subject(
 ) -> Subject:
     """One pass of a kind of layer."""
     layer = kind.layer
-    ways = ways_of(layer, direction, parallel)
+    ways = ways_of(layer, direction, parallel, with_turns=probe.env.device.type == "cpu")
     variants: dict[str, Callable[[], float]] = {PRODUCTS: partial(probe.products_milliseconds, direction)}
     for name, plan in ways.communication.items():
         variants[name] = partial(probe.communication_milliseconds, direction, plan)

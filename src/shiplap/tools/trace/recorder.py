@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from torch.profiler import record_function
 
-from shiplap.comm.observe import Primitive, ProductSite, Watch, Work
+from shiplap.comm.observe import Primitive, ProductSite, Watch
 from shiplap.tools.trace.spans import LANE_OF_PRIMITIVE, MODEL, LayerKind, Place, Span, SpanKind
 from shiplap.tools.trace.watchers import Finish, Watchers
+from shiplap.topology.turns import Work
 
 
 class Recorder:

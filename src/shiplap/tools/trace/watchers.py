@@ -9,7 +9,7 @@ import threading
 import time
 from queue import SimpleQueue
 
-from shiplap.comm.observe import Work
+from shiplap.topology.turns import Work
 
 
 class Finish:

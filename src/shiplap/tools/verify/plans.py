@@ -28,6 +28,8 @@ _OTHER_COLUMN_PLANS = (
     ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
     ColumnPlan(forward="ring", dgrad="direct", wgrad="direct"),
     ColumnPlan(forward="ring", dgrad="exchange", wgrad="bulk", keeps="gathered"),
+    ColumnPlan(forward="columns in turns", dgrad="columns in turns", wgrad="direct in turns"),
+    ColumnPlan(forward="grouped in turns", dgrad="direct in turns", wgrad="ring in turns"),
 )
 _OTHER_ROW_PLANS = (
     RowPlan(forward="reduce", dgrad="sequential"),
@@ -37,6 +39,8 @@ _OTHER_ROW_PLANS = (
     RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
     RowPlan(forward="exchange", dgrad="grouped"),
     RowPlan(forward="exchange", dgrad="ring", wgrad="parts"),
+    RowPlan(forward="exchange in turns", dgrad="columns in turns", wgrad="parts"),
+    RowPlan(forward="tiles in turns", dgrad="tiles in turns"),
 )
 
 

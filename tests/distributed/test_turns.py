@@ -1,0 +1,93 @@
+"""Transfers in turns, on ranks: one at a time, nothing mixed up, and no thread left behind."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from shiplap import destroy_all_env, init_all_env
+from shiplap.comm.collectives import Pending, send_to_each
+from shiplap.topology.rank_group import RankGroup
+from tests.distributed.ranks import RankPool
+
+NUM_RANKS, NUM_PIECES = 4, 5
+
+
+class InFlight:
+    """Counts how many exchanges this rank has under way."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._random = Random(torch.distributed.get_rank())
+        self._start = torch.distributed.batch_isend_irecv
+
+    def start(self, operations: list[Any]) -> list["Counted"]:
+        time.sleep(self._random.random() * 2e-3)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        return [Counted(self, self._start(operations))]
+
+    @contextmanager
+    def finished(self) -> Any:
+        yield
+        self._now -= 1
+
+
+class Counted:
+    """The works of an exchange."""
+
+    def __init__(self, counter: InFlight, works: Sequence[Any]) -> None:
+        self._counter, self._works = counter, works
+
+    def wait(self) -> None:
+        with self._counter.finished():
+            for work in self._works:
+                work.wait()
+
+
+def message(source: int, to: int, piece: int) -> torch.Tensor:
+    """One that no other message is like; some are long."""
+    return torch.full((3 + 5000 * (piece % 2),), 100.0 * source + 10 * to + piece)
+
+
+def pieces(group: RankGroup) -> list[dict[int, Pending]]:
+    return [
+        send_to_each([message(group.rank, to, piece) for to in range(group.size)], group=group)
+        for piece in range(NUM_PIECES)
+    ]
+
+
+def wrong(arriving: list[dict[int, Pending]], rank: int) -> list[str]:
+    return [
+        f"piece {number} from rank {source} at rank {rank}"
+        for number, parts in enumerate(arriving)
+        for source, part in parts.items()
+        if not torch.equal(part.wait(), message(source, rank, number))
+    ]
+
+
+def in_turns() -> tuple[int, list[str], list[str]]:
+    env = init_all_env(tensor_parallel_size=NUM_RANKS, device="cpu")
+    group = env.group("tp")
+    assert group is not None
+    counter = InFlight()
+    with patch.object(torch.distributed, "batch_isend_irecv", counter.start):
+        mistakes = wrong(pieces(group.in_turns), group.rank)
+    # Those that start at once pass them by, on some ranks before they have begun.
+    turned = pieces(group.in_turns)
+    mistakes += wrong(pieces(group), group.rank) + wrong(turned, group.rank)
+    destroy_all_env()
+    return counter.most, mistakes, [thread.name for thread in threading.enumerate() if "turns" in thread.name]
+
+
+def test_one_exchange_at_a_time_and_each_piece_where_it_belongs(ranks: Callable[[int], RankPool]) -> None:
+    for most, mistakes, threads in ranks(NUM_RANKS).run(in_turns):
+        assert most == 1
+        assert not mistakes
+        assert not threads
