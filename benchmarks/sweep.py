@@ -12,6 +12,12 @@ docs/benchmarks.md, with two hosts, these are about 0.2, 0.5, 1 and 2:
             .venv/bin/python benchmarks/sweep.py --part attention --output sweep-tp2.jsonl
     done
 
+Four hosts share its two cores, and sending costs them time, too. Layers twice as wide have twice as much to multiply
+for each byte, so that this counts half:
+
+    sudo scripts/hosts.py --hosts 4 --rate 66mbit --offload -- .venv/bin/python benchmarks/sweep.py \
+        --part attention --lengths 128 --width 2 --rounds 7 --tune-seconds 1020 --output sweep-tp4.jsonl
+
 For each shape it tunes the plan of the part's layers (what `shiplap tune` does), then runs all variants once a round,
 in an order that rotates: nothing overlapped, the default switches, the plan; the same with the gathered input kept;
 DTensor; the products alone and the communication alone. A variant's time in a round is that of its slowest rank. Ratios

@@ -4,14 +4,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from shiplap import destroy_all_env, init_all_env
+from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
 from shiplap.comm.collectives import Pending, send_to_each
+from shiplap.comm.method import IN_TURNS
+from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.topology.rank_group import RankGroup
 from tests.distributed.ranks import RankPool
 
@@ -91,3 +94,42 @@ def test_one_exchange_at_a_time_and_each_piece_where_it_belongs(ranks: Callable[
         assert most == 1
         assert not mistakes
         assert not threads
+
+
+PLANS: list[ColumnPlan | RowPlan] = [
+    ColumnPlan(forward="columns", dgrad="columns", wgrad="direct"),
+    ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
+    ColumnPlan(forward="grouped", dgrad="direct", wgrad="columns"),
+    RowPlan(forward="exchange", dgrad="grouped"),
+    RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
+]
+
+
+def results(plan: ColumnPlan | RowPlan) -> list[torch.Tensor]:
+    """y, dx and dW of a layer, from inputs that are the same at every call."""
+    torch.manual_seed(torch.distributed.get_rank())
+    is_column = isinstance(plan, ColumnPlan)
+    layer = (ColumnParallelLinear if is_column else RowParallelLinear)(64, 96, False)
+    torch.nn.init.normal_(layer.weight.detach())
+    layer.plan = plan
+    x = torch.randn(3 if is_column else 3 * NUM_RANKS, 2, layer.weight.shape[1], requires_grad=True)
+    y = layer(x)
+    dx, dw = torch.autograd.grad(y, [x, layer.weight], torch.randn_like(y))
+    return [y.detach(), dx, dw]
+
+
+def off_by_turns() -> list[str]:
+    """Of which plan a bit is another one in turns."""
+    init_all_env(ModelParallelConfig(tensor_parallel_size=NUM_RANKS, sequence_parallel=True), device="cpu")
+    off = []
+    for plan in PLANS:
+        sites = ("forward", "dgrad", "wgrad") if isinstance(plan, ColumnPlan) else ("forward", "dgrad")
+        turned = replace(plan, **{site: getattr(plan, site) + IN_TURNS for site in sites})
+        if not all(map(torch.equal, results(plan), results(turned))):
+            off.append(str(plan))
+    destroy_all_env()
+    return off
+
+
+def test_turns_change_no_bit(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(NUM_RANKS).run(off_by_turns) == [[]] * NUM_RANKS
