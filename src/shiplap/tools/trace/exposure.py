@@ -1,8 +1,8 @@
 """Exposed communication: in which a rank could do nothing but wait, by layer and site, and by step.
 
-Communication is *under way* from when a rank starts it, on CUDA from when its kernel begins, until it is finished
-there; other ranks may be late, so this is not the time that its bytes take. It is *hidden* while the rank does
-something else, and *exposed* while it waits.
+Communication is *under way* from when a rank asks for it, on CUDA from when its kernel begins, until it is finished
+there; others may be late, or it may wait for its turn, so this is not the time that its bytes take. It is *hidden*
+while the rank does something else, and *exposed* while it waits.
 """
 
 import re
