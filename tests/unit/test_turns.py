@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from unittest.mock import patch
 
 import pytest
 
-from shiplap.topology.turns import Turns, Work
+from shiplap.topology.turns import Turn, Turns, Work
 
 
 class Transfer:
@@ -86,6 +87,21 @@ def test_a_failure_is_that_of_all_that_wait_behind_it(
     later.is_finished.set()
     turns.take(later.start).wait()
     turns.close()
+
+
+def test_who_has_waited_for_the_last_can_close() -> None:
+    turns, transfer = Turns(), Transfer()
+    transfer.is_finished.set()
+    open_at_end: list[int] = []
+
+    def end(turn: Turn) -> None:
+        open_at_end.append(len(turns._open))
+        end_of(turn)
+
+    end_of = Turn.end
+    with patch.object(Turn, "end", end):
+        turns.take(transfer.start).wait()
+    assert open_at_end == [0], "closing would not wait for the thread"
 
 
 def test_closing_does_not_wait_for_a_rank_that_never_comes() -> None:

@@ -29,14 +29,13 @@ class Turn:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Start them and wait until they are finished."""
+        """Start them and wait until they are finished, or have failed; nobody is told yet."""
         assert self._start is not None
         try:
             for work in self._start():
                 work.wait()
         except BaseException as error:
             self.error = error
-        self.end()
 
     def end(self) -> None:
         """They are finished, or will never be; let go of the tensors."""
@@ -92,10 +91,12 @@ class Turns:
                 turn = self._open[0]
             turn.run()
             with self._lock:
-                self._open.popleft()
+                over = [self._open.popleft()]
                 if turn.error is not None:
                     # The ranks are no longer in step.
-                    for other in self._open:
-                        other.error = turn.error
-                        other.end()
+                    over += self._open
                     self._open.clear()
+            # Only now: who has waited for the last one may close.
+            for one in over:
+                one.error = turn.error
+                one.end()
