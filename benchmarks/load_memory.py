@@ -29,7 +29,7 @@ from shiplap import init_all_env
 from shiplap.checkpoint import load_huggingface, write_huggingface
 from shiplap.checkpoint.pretrained import full_shapes_of
 from shiplap.config import TransformerConfig
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.placement import named_shards
 
 _CONFIG = TransformerConfig(
     vocab_size=32000,

@@ -28,8 +28,8 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shiplap import ColumnParallelLinear, GlobalEnv, ModelParallelConfig, RowParallelLinear, init_all_env
-from shiplap.comm.collectives import all_gather, batch_send_recv, reduce_scatter
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.dist.collectives import all_gather, batch_send_recv, reduce_scatter
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 
 Step = Callable[[], None]
 

@@ -39,16 +39,16 @@ import torch
 
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import TransformerConfig
+from shiplap.dist.launch import joined_world
+from shiplap.inspection.layers import ParallelLayer
 from shiplap.layers.mlp import GeluMLP
-from shiplap.planning.candidates import Plan, candidates, sequential_plan, with_fields
-from shiplap.planning.layers import ParallelLayer
-from shiplap.planning.measured import Conditions, MeasuredPass, MeasuredPlan
-from shiplap.planning.paired import ratios
-from shiplap.planning.part import Part, attention_part, mlp_part
-from shiplap.planning.probe import Workload
-from shiplap.planning.tune import TuneSettings, tune
 from shiplap.tools.bench.peers import PEERS, seat
-from shiplap.topology.launch import joined_world
+from shiplap.tuning.candidates import Plan, candidates, sequential_plan, with_fields
+from shiplap.tuning.measured import Conditions, MeasuredPass, MeasuredPlan
+from shiplap.tuning.parts import Part, attention_part, mlp_part
+from shiplap.tuning.probe import Workload
+from shiplap.tuning.statistics import ratios
+from shiplap.tuning.tune import TuneSettings, tune
 
 HEAD_SIZE = 64
 MLP_HIDDEN, MLP_FFN_PER_RANK = 512, 6144

@@ -22,19 +22,19 @@ import torch
 
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import TrainConfig
-from shiplap.planning.candidates import candidates
-from shiplap.planning.contest import Ways
-from shiplap.planning.kinds import LayerKind, kinds_of
-from shiplap.planning.layers import parallel_layers
-from shiplap.planning.measured import Conditions, MeasuredPass
-from shiplap.planning.paired import ratios, typical
-from shiplap.planning.probe import Probe
-from shiplap.planning.rounds import Race, run_in_turns
-from shiplap.planning.run import conditions_of
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import TuneSettings, tune
-from shiplap.topology.launch import joined_world
+from shiplap.dist.launch import joined_world
+from shiplap.inspection.layers import parallel_layers
+from shiplap.inspection.meta_model import skeleton
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.candidates import candidates
+from shiplap.tuning.contest import Ways
+from shiplap.tuning.kinds import LayerKind, kinds_of
+from shiplap.tuning.measured import Conditions, MeasuredPass
+from shiplap.tuning.probe import Probe
+from shiplap.tuning.race import Race, run_in_turns
+from shiplap.tuning.run import conditions_of
+from shiplap.tuning.statistics import ratios, typical
+from shiplap.tuning.tune import TuneSettings, tune
 
 _ALIKE = 0.01
 

@@ -21,13 +21,13 @@ import torch
 from sweep import make_part, shapes
 
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
-from shiplap.comm.collectives import MAX, Pending, all_gather, all_reduce, reduce_scatter, send_to_each
-from shiplap.comm.method import IN_TURNS
-from shiplap.comm.plan import ColumnPlan, RowPlan
-from shiplap.planning.candidates import Plan, sequential_plan
-from shiplap.planning.part import Part
-from shiplap.topology.launch import joined_world
-from shiplap.topology.rank_group import RankGroup
+from shiplap.dist.collectives import MAX, Pending, all_gather, all_reduce, reduce_scatter, send_to_each
+from shiplap.dist.group import RankGroup
+from shiplap.dist.launch import joined_world
+from shiplap.overlap.method import IN_TURNS
+from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.tuning.candidates import Plan, sequential_plan
+from shiplap.tuning.parts import Part
 
 NUM_PIECES = 8
 Timed = Mapping[str, Callable[[], float]]

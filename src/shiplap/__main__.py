@@ -2,7 +2,7 @@
 
 import sys
 
-from shiplap.cli import main
+from shiplap.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from shiplap.tensor_parallel.experts import Assignment, FromExperts, ToExperts
+from shiplap.tensor_parallel.gemm import DENSE
 from shiplap.tensor_parallel.low_rank import LowRankProduct, _Part
 from shiplap.tensor_parallel.observed import ObservedProduct
-from shiplap.tensor_parallel.product import DENSE
 
 TOKENS, BATCH, INPUTS, OUTPUTS, RANK, EXPERTS, SLOTS = 6, 2, 24, 40, 3, 4, 2
 Kind = Literal["dense", "observed", "adapted", "adapted parts", "to experts", "from experts"]

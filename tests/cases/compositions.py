@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
-from shiplap.comm.collectives import Group, all_gather, rank_in, size_of
+from shiplap.dist.collectives import Group, all_gather, rank_in, size_of
 
 SEQUENCE, BATCH, HIDDEN, FFN = 16, 2, 24, 40
 

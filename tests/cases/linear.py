@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
-from shiplap.comm.collectives import Group, rank_in, size_of
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from tests.cases.plans import column_plans, row_plans
 from tests.cases.switches import topologies
 

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group
 from shiplap.config import ModelParallelConfig
+from shiplap.dist.collectives import Group
 from shiplap.lora import Adapters, add_adapters, find_targets
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.placement import named_shards
 from tests.cases import models
 
 RANK, ALPHA = 3, 5.0

@@ -9,14 +9,14 @@ from typing import Any
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
 from shiplap.config.plan import PlanOptions
+from shiplap.dist.axes import layout_for
+from shiplap.inspection.layers import parallel_layers
+from shiplap.inspection.meta_model import skeleton
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.kinds import kinds_of
-from shiplap.planning.layers import parallel_layers
-from shiplap.planning.measured import Kept, MeasuredPass, MeasuredPlan, Timing
-from shiplap.planning.run import conditions_of, given_plan
-from shiplap.planning.skeleton import skeleton
-from shiplap.topology.layout import layout_for
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.kinds import kinds_of
+from shiplap.tuning.measured import Kept, MeasuredPass, MeasuredPlan, Timing
+from shiplap.tuning.run import conditions_of, given_plan
 
 SMALL = ModelOptions(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
 FIELDS = {

@@ -8,12 +8,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
+from shiplap.dist.collectives import Group, rank_in
 from shiplap.models.registry import build_model
 from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.shard import Shard, named_shards
+from shiplap.tensor_parallel.placement import Shard, named_shards
 from tests.cases import references
 
 # Vocabulary and sequence length that no TP size here divides.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 
 COLUMNS = ["columns", "columns:3,0,1", "tiles:2", "tiles:100"]
 COLUMNS_IN_TURNS = ["columns in turns", "tiles:2 in turns"]

@@ -17,19 +17,18 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shiplap import destroy_all_env, init_all_env
-from shiplap.comm import collectives
 from shiplap.config import ModelOptions, ModelParallelConfig, RunOptions, TrainConfig, TransformerConfig
+from shiplap.dist import GlobalEnv, collectives
+from shiplap.inspection.meta_model import skeleton
 from shiplap.layers.mlp import GeluMLP
-from shiplap.planning import probe
-from shiplap.planning.alone import without_communication
-from shiplap.planning.candidates import candidates, sequential_plan
-from shiplap.planning.part import Part, attention_part, block_parts, mlp_part
-from shiplap.planning.probe import Workload
-from shiplap.planning.skeleton import skeleton
 from shiplap.tools.bench.peers import PEERS, PeerStep, seat
 from shiplap.tools.bench.peers.peer import differences
-from shiplap.topology import GlobalEnv
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning import probe
+from shiplap.tuning.alone import without_communication
+from shiplap.tuning.candidates import candidates, sequential_plan
+from shiplap.tuning.parts import Part, attention_part, block_parts, mlp_part
+from shiplap.tuning.probe import Workload
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_train import command
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from shiplap import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, destroy_all_env, init_all_env
-from shiplap.comm.collectives import all_gather
+from shiplap.dist.collectives import all_gather
 from shiplap.layers.dropout import Dropout
 from shiplap.tensor_parallel import IGNORE, vocab_parallel_cross_entropy
 from shiplap.tensor_parallel.random import different_per_rank

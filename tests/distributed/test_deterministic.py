@@ -17,8 +17,8 @@ import torch
 
 from shiplap.config import UserError
 from shiplap.config.train import RunOptions
+from shiplap.dist import GlobalEnv
 from shiplap.models.decoder import DecoderModel
-from shiplap.topology import GlobalEnv
 from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import make_model
 from shiplap.train.setup import Setup

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
-from shiplap.comm.plan import RowPlan
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, RunOptions, TrainConfig
 from shiplap.config.lora import LoraOptions
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.sites import sites_of_run
 from shiplap.lora import add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
-from shiplap.planning.sites import sites_of_run
-from shiplap.planning.skeleton import skeleton
+from shiplap.overlap.plan import RowPlan
 from shiplap.tensor_parallel import function
 from shiplap.tensor_parallel.linear import RowParallelLinear
 from shiplap.train import trainer

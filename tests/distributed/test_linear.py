@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
-from shiplap.comm import collectives
-from shiplap.tensor_parallel.shard import Block, Shard
+from shiplap.dist import collectives
+from shiplap.tensor_parallel.placement import Block, Shard
 from tests.cases import linear
 from tests.distributed.ranks import RankPool
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
-from shiplap.comm.collectives import rank_in
-from shiplap.comm.mappings import reduce_from_all
+from shiplap.dist.collectives import rank_in
+from shiplap.dist.mappings import reduce_from_all
 from shiplap.lora import merge, merged, remove_adapters
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
 from tests.cases import lora, models

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from tests.cases import models
 from tests.cases.switches import everything_on
 from tests.distributed.ranks import RankPool

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
 from shiplap.config import UserError
-from shiplap.topology.handshake import AgreedError, check_same_everywhere, fail_together
+from shiplap.dist.agreement import AgreedError, check_same_everywhere, fail_together
 from tests.distributed.ranks import RankPool
 
 

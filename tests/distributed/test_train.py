@@ -20,9 +20,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.data import write_token_file
-from shiplap.topology.launch import WorkerError, first_failure
+from shiplap.dist.launch import WorkerError, first_failure
 from tests.distributed.ranks import RankPool
 
 Ranks = Callable[[int], RankPool]

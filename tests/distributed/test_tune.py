@@ -17,19 +17,19 @@ import torch.distributed as dist
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
+from shiplap.inspection.layers import parallel_layers
+from shiplap.inspection.meta_model import skeleton
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning import probe as probing
-from shiplap.planning.candidates import candidates
-from shiplap.planning.kinds import kinds_of
-from shiplap.planning.layers import parallel_layers
-from shiplap.planning.measured import MeasuredPlan
-from shiplap.planning.plan_file import read_plan
-from shiplap.planning.probe import Probe, Workload
-from shiplap.planning.run import conditions_of
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import TuneSettings, tune
 from shiplap.tensor_parallel.low_rank import LowRankProduct
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning import probe as probing
+from shiplap.tuning.candidates import candidates
+from shiplap.tuning.kinds import kinds_of
+from shiplap.tuning.measured import MeasuredPlan
+from shiplap.tuning.plan_file import read_plan
+from shiplap.tuning.probe import Probe, Workload
+from shiplap.tuning.run import conditions_of
+from shiplap.tuning.tune import TuneSettings, tune
 from tests.cases.memory import Storages
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_explain import write_corpus
@@ -255,7 +255,7 @@ def with_cache(arguments: list[str], folder: str, measuring: str) -> tuple[int, 
     with patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
         if measuring == "allowed":
             return command(arguments)
-        with patch("shiplap.planning.run.tune", side_effect=forbidden):
+        with patch("shiplap.tuning.run.tune", side_effect=forbidden):
             return command(arguments)
 
 
@@ -368,7 +368,7 @@ def test_what_a_rank_raises_ends_the_job_with_the_rank_named(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import shiplap.comm.overlap as overlap\n"
+        "    import shiplap.overlap.primitives as overlap\n"
         "    def broken(*arguments, **numbers):\n"
         "        raise RuntimeError('a link is down')\n"
         "    overlap._GATHER['ring'] = broken\n"

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
-from shiplap.comm.collectives import Pending, send_to_each
-from shiplap.comm.method import IN_TURNS
-from shiplap.comm.plan import ColumnPlan, RowPlan
-from shiplap.topology.rank_group import RankGroup
+from shiplap.dist.collectives import Pending, send_to_each
+from shiplap.dist.group import RankGroup
+from shiplap.overlap.method import IN_TURNS
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from tests.distributed.ranks import RankPool
 
 NUM_RANKS, NUM_PIECES = 4, 5

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from shiplap import destroy_all_env, init_all_env
-from shiplap.cli import main
-from shiplap.comm.collectives import Pending, all_gather, rank_in
-from shiplap.comm.overlap import exchange
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.commands.main import main
+from shiplap.dist.collectives import Pending, all_gather, rank_in
+from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.overlap.primitives import exchange
 from shiplap.tensor_parallel import functional
 from shiplap.tools.verify.cases import all_groups
 from shiplap.tools.verify.plans import column_plans, row_plans
@@ -165,7 +165,7 @@ def verify_broken(name: str, arguments: str) -> tuple[int, str, str]:
     """On one rank: run the command with something broken."""
     where, what, by = BROKEN[name]
     if isinstance(where, str):
-        with patch.dict(f"shiplap.comm.overlap.{where}", {what: by}):
+        with patch.dict(f"shiplap.overlap.primitives.{where}", {what: by}):
             return command([arguments])
     with patch.object(where, what, by):
         return command([arguments])
@@ -216,7 +216,7 @@ def test_what_a_case_raises_ends_the_job_with_the_rank_named(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import shiplap.comm.overlap as overlap\n"
+        "    import shiplap.overlap.primitives as overlap\n"
         "    def broken(*arguments, **numbers):\n"
         "        raise RuntimeError('a link is down')\n"
         "    overlap._GATHER['ring'] = broken\n"

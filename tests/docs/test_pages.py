@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.cli.options import parse_config
+from shiplap.commands.options import parse_config
 from shiplap.config import TrainConfig
 from shiplap.config.model_parallel import ModelParallelConfig
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands

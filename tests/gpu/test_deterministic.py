@@ -20,7 +20,7 @@ import torch.distributed as dist
 from shiplap.config import ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
 from shiplap.config.train import DataOptions, ModelOptions, OptimizerOptions, RunOptions
-from shiplap.topology.handshake import AgreedError
+from shiplap.dist.agreement import AgreedError
 from shiplap.train.trainer import train
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_deterministic import differences, left_behind

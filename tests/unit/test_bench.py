@@ -7,14 +7,13 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, TrainConfig, UserError
 from shiplap.config.bench import BenchOptions
 from shiplap.config.lora import LoraOptions
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.probe import Workload
-from shiplap.planning.sites import sites_of_run
-from shiplap.planning.skeleton import skeleton
 from shiplap.tools.bench.figure import draw
 from shiplap.tools.bench.layers import fields_of, layer_kinds, message_bytes, ways_of
 from shiplap.tools.bench.parts import block_kinds
@@ -23,6 +22,7 @@ from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import Subject, measure
 from shiplap.tools.bench.table import tables
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.probe import Workload
 
 OVERLAP = ModelParallelConfig(
     tensor_parallel_size=2, sequence_parallel=True, tp_comm_overlap=True, tp_comm_overlap_rs_dgrad=True

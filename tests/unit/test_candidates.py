@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from shiplap.comm import overlap
-from shiplap.comm.method import Method
-from shiplap.comm.overlap.grouped import doubling
-from shiplap.comm.plan import ColumnPlan, Keeps, RowPlan, column_plan, row_plan
 from shiplap.config import ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
-from shiplap.planning.candidates import Pass, candidates, sequential_plan, with_fields
-from shiplap.planning.kinds import kinds_of
-from shiplap.planning.layers import ParallelLayer, parallel_layers
-from shiplap.planning.measured import describe
-from shiplap.planning.skeleton import skeleton
+from shiplap.inspection.layers import ParallelLayer, parallel_layers
+from shiplap.inspection.meta_model import skeleton
+from shiplap.overlap import primitives as overlap
+from shiplap.overlap.grouped import doubling
+from shiplap.overlap.method import Method
+from shiplap.overlap.plan import ColumnPlan, Keeps, RowPlan, column_plan, row_plan
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.candidates import Pass, candidates, sequential_plan, with_fields
+from shiplap.tuning.kinds import kinds_of
+from shiplap.tuning.measured import describe
 
 SMALL = ModelOptions(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
 ALL_ON = {"tp_comm_overlap": True, "tp_comm_overlap_rs_dgrad": True}

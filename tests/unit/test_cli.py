@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import shiplap
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import TrainConfig
 from shiplap.data import write_token_file
 from shiplap.train.run_folder import claim_run_folder

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from shiplap import ModelParallelConfig
 from shiplap.checkpoint import save_huggingface
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import TransformerConfig
 from shiplap.models.registry import build_model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.comm.overlap import gather_and_consume
-from shiplap.comm.overlap.columns import column_pieces
+from shiplap.overlap.by_features import column_pieces
+from shiplap.overlap.primitives import gather_and_consume
 from shiplap.tensor_parallel import functional
 from tests.cases import columns
 

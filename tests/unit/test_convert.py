@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shiplap.checkpoint import open_stored_model, write_huggingface
-from shiplap.cli import main
+from shiplap.commands.main import main
 from tests.cases import llmc, published
 
 Convert = Callable[[str], tuple[int, str, str]]

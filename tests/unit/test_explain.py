@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from shiplap.cli import main
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.commands.main import main
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.site_table import in_bytes, site_table
+from shiplap.inspection.sites import Reason, Site, sites_of_run
+from shiplap.inspection.strict import check_strict, not_acting
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.site_table import in_bytes, site_table
-from shiplap.planning.sites import Reason, Site, sites_of_run
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.strict import check_strict, not_acting
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tools.explain import as_text, explain
 from shiplap.train.setup import resolve_structure

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from shiplap.cli import main
-from shiplap.comm.plan import ColumnPlan, RowPlan
+from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
 from shiplap.config.plan import PlanOptions
 from shiplap.config.tune import TuneConfig, TuneOptions
-from shiplap.planning.plan_file import write_plan
-from shiplap.planning.site_table import site_table
-from shiplap.planning.sites import Reason, Site, sites_of_run
-from shiplap.planning.strict import check_strict, not_acting
+from shiplap.inspection.site_table import site_table
+from shiplap.inspection.sites import Reason, Site, sites_of_run
+from shiplap.inspection.strict import check_strict, not_acting
+from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.tuning.plan_file import write_plan
 from tests.cases.measured import damage, plan_of, put
 from tests.unit.test_explain import DISABLE_QKV, FC1, FC2, HEAD, PROJ, QKV, by_place, columns, model_of, rows, run_of
 
@@ -160,7 +160,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         raise AssertionError("workers were started")
 
     for verb in ("train", "tune"):
-        monkeypatch.setattr(f"shiplap.cli.{verb}.start_workers", start_workers)
+        monkeypatch.setattr(f"shiplap.commands.{verb}.start_workers", start_workers)
     folder = tmp_path / "empty"
     folder.mkdir()
     monkeypatch.chdir(folder)

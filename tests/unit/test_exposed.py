@@ -2,8 +2,8 @@
 
 import torch
 
-from shiplap.comm.collectives import Pending, PendingSum
-from shiplap.comm.exposed import ExposedTime, measuring, one_wait
+from shiplap.dist.collectives import Pending, PendingSum
+from shiplap.dist.exposed import ExposedTime, measuring, one_wait
 
 
 class Work:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shiplap.checkpoint import check_huggingface, load_huggingface, save_huggingface, write_huggingface
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, TransformerConfig, UserError
 from shiplap.config.huggingface import read_config
 from shiplap.models.registry import build_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shiplap.checkpoint.llmc import LlmcFiles
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.llmc import read_llmc_header
 from shiplap.config.model import RopeScaling

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shiplap.checkpoint import read_adapters
-from shiplap.cli import main
+from shiplap.commands.main import main
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.lora import LoraOptions
 from shiplap.config.presets import preset

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shiplap.comm.method import Method
-from shiplap.comm.overlap import gather_and_consume, is_prefetched, produce_and_scatter
+from shiplap.overlap.method import Method
+from shiplap.overlap.primitives import gather_and_consume, is_prefetched, produce_and_scatter
 
 
 @pytest.mark.parametrize(

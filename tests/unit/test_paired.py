@@ -8,7 +8,7 @@ from statistics import median, pvariance
 
 import pytest
 
-from shiplap.planning.paired import clearly_above, noise_of, ratios, typical
+from shiplap.tuning.statistics import clearly_above, noise_of, ratios, typical
 
 
 def normal(random: Random, middle: float, number: int) -> list[float]:

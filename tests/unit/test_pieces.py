@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shiplap.comm.overlap.pieces import piece_bounds, produce_and_scatter
-from shiplap.comm.overlap.rows import Rows, ShardRows, take
+from shiplap.overlap.by_rows import piece_bounds, produce_and_scatter
+from shiplap.overlap.regions import Rows, ShardRows, take
 from shiplap.tensor_parallel import functional
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from shiplap import ModelParallelConfig
-from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
+from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 
 OFF = {"tp_comm_overlap": True, "tp_comm_bulk_wgrad": False, "tp_comm_bulk_dgrad": False} | {
     "tp_comm_overlap_ag": False,

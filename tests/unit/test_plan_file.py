@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shiplap.config import UserError
-from shiplap.planning.plan_file import check_writable, read_plan, write_plan
+from shiplap.tuning.plan_file import check_writable, read_plan, write_plan
 from tests.cases.measured import damage, drop, loaded, plan_of, put, run_of
 
 

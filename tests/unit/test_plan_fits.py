@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.config import DataOptions, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
-from shiplap.planning.layers import parallel_layers
-from shiplap.planning.plan_file import write_plan
-from shiplap.planning.run import conditions_of, note
+from shiplap.dist.axes import layout_for
+from shiplap.inspection.layers import parallel_layers
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
-from shiplap.topology.layout import layout_for
+from shiplap.tuning.plan_file import write_plan
+from shiplap.tuning.run import conditions_of, note
 from tests.cases.measured import SMALL, damage, drop, loaded, model_of, plan_of, put, run_of
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shiplap.planning.rounds import Choice, Race, choose, is_decided, is_out, leader_of, run_in_turns
+from shiplap.tuning.race import Choice, Race, choose, is_decided, is_out, leader_of, run_in_turns
 
 SEEDS = range(60)
 FIRST = "none"

@@ -6,7 +6,7 @@ import torch
 from shiplap.config import ModelParallelConfig
 from shiplap.config.presets import preset
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.shard import Block, Shard, named_shards
+from shiplap.tensor_parallel.placement import Block, Shard, named_shards
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4])

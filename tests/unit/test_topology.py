@@ -5,7 +5,7 @@ import torch
 
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import UserError
-from shiplap.topology import RankLayout, layout_for
+from shiplap.dist import RankLayout, layout_for
 
 
 def test_tp_ranks_are_neighbours_then_dp_then_pp() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from shiplap.cli import main
-from shiplap.comm.collectives import Pending
-from shiplap.comm.observe import at_site, is_observed, observing, running_product, told_of
+from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
 from shiplap.config.trace import TraceConfig, TraceOptions
+from shiplap.dist.collectives import Pending
+from shiplap.dist.hooks import at_site, is_observed, observing, running_product, told_of
 from shiplap.tools.trace.chart import draw
 from shiplap.tools.trace.chrome import chrome_trace, in_lanes
 from shiplap.tools.trace.clocks import clocks_of

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
-from shiplap.comm.plan import ColumnPlan
 from shiplap.config import TrainConfig
 from shiplap.config.tune import TuneConfig, TuneOptions
-from shiplap.planning.candidates import Pass, Plan, candidates
-from shiplap.planning.layers import ParallelLayer, parallel_layers
-from shiplap.planning.measured import MeasuredPass, MeasuredPlan
-from shiplap.planning.probe import Probe, Repeats, Workload
-from shiplap.planning.run import conditions_of
-from shiplap.planning.tune import TuneSettings, tune, unclear
+from shiplap.dist.axes import layout_for
+from shiplap.inspection.layers import ParallelLayer, parallel_layers
+from shiplap.overlap.plan import ColumnPlan
 from shiplap.tools.tune import as_text
-from shiplap.topology.layout import layout_for
+from shiplap.tuning.candidates import Pass, Plan, candidates
+from shiplap.tuning.measured import MeasuredPass, MeasuredPlan
+from shiplap.tuning.probe import Probe, Repeats, Workload
+from shiplap.tuning.run import conditions_of
+from shiplap.tuning.tune import TuneSettings, tune, unclear
 from tests.cases.measured import SMALL, model_of, run_of
 
 HEAD = "head.projection"
@@ -67,8 +67,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(FakeProbe, "clock", clock, raising=False)
     monkeypatch.setattr(FakeProbe, "calls", [], raising=False)
-    monkeypatch.setattr("shiplap.planning.tune.Probe", FakeProbe)
-    monkeypatch.setattr("shiplap.planning.tune.time.perf_counter", clock)
+    monkeypatch.setattr("shiplap.tuning.tune.Probe", FakeProbe)
+    monkeypatch.setattr("shiplap.tuning.tune.time.perf_counter", clock)
     return clock
 
 

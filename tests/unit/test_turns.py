@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from shiplap.topology.turns import Turn, Turns, Work
+from shiplap.dist.pacing import Turn, Turns, Work
 
 
 class Transfer:

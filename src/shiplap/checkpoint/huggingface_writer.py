@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.checkpoint.huggingface import INDEX_FILE, SINGLE_FILE
-from shiplap.comm.collectives import Group
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.huggingface import CONFIG_FILE, to_huggingface
 from shiplap.config.json_fields import read_json_object
+from shiplap.dist.collectives import Group
 from shiplap.models.stored import Stored, huggingface_names
 from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.placement import named_shards
 
 MAX_FILE_BYTES = 5 * 10**9
 _COPIED_FILES = (

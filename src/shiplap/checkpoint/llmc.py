@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shiplap.checkpoint.load import load_weights
 from shiplap.checkpoint.pretrained import LoadedModel
-from shiplap.comm.collectives import Group
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.llmc import read_llmc_header
+from shiplap.dist.collectives import Group
 from shiplap.models.registry import build_model
 from shiplap.models.stored_llmc import llmc_names
 
@@ -101,7 +101,7 @@ def load_llmc(
 def _half_split_order(config: TransformerConfig) -> Tensor:
     """For each row of the fused QKV in Hugging Face's order, where it stands in the file.
 
-    There the two elements of a rotary pair come together, here they are half a head apart (`shiplap.layers.rope`).
+    There the two elements of a rotary pair come together, here they are half a head apart (`shiplap.layers.positions`).
     """
     size, keys = config.head_size, config.key_value_heads
     turned, values = torch.arange((config.num_attention_heads + 2 * keys) * size).tensor_split([-keys * size])

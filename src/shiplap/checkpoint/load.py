@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in, size_of
 from shiplap.config import UserError
+from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.models.stored import Stored
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.placement import named_shards
 
 
 class TensorFiles(Protocol):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from shiplap.checkpoint.huggingface_writer import whole_or_not_at_all
 from shiplap.checkpoint.load import check_tensors, load_weights
 from shiplap.checkpoint.safetensors_files import SafetensorsFiles
-from shiplap.comm.collectives import Group
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.json_fields import JsonFields, read_json_object
+from shiplap.dist.collectives import Group
 from shiplap.lora import Adapters, add_adapters
 from shiplap.lora.targets import factor_names, module_names, module_of, stored_names, targets_of_modules
 from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.tensor_parallel.placement import named_shards
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -9,9 +9,9 @@ import torch
 
 from shiplap.checkpoint.huggingface import HuggingFaceFiles
 from shiplap.checkpoint.load import check_tensors, full_shapes, load_weights
-from shiplap.comm.collectives import Group, rank_in, size_of
 from shiplap.config import ModelParallelConfig, TransformerConfig, UserError
 from shiplap.config.huggingface import read_config
+from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
 from shiplap.models.stored import Stored, huggingface_names

@@ -12,7 +12,7 @@ class ModelParallelConfig:
 
     The `tp_comm_*` names are Megatron-LM's. There they partly mean "use TransformerEngine's backend for it"; here
     each means exactly "overlap this, or don't". They act only with sequence parallelism and TP > 1, and none acts
-    without the master switch `tp_comm_overlap`. `shiplap.comm.plan` turns them into what each layer does.
+    without the master switch `tp_comm_overlap`. `shiplap.overlap.plan` turns them into what each layer does.
 
     Raises:
         UserError: for sizes below 1, sequence parallelism with TP 1, overlap without sequence parallelism, or

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, broadcast, rank_in
 from shiplap.config.generate import SamplingOptions
+from shiplap.dist.collectives import Group, broadcast, rank_in
 from shiplap.generation.choose import Chooser
 from shiplap.layers.cache import KeyValueCache
 

@@ -13,13 +13,13 @@ from shiplap.checkpoint import load_adapters, load_huggingface
 from shiplap.config import UserError
 from shiplap.config.generate import GenerateConfig
 from shiplap.config.option import flags_of
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.launch import agreed_env
 from shiplap.generation.decode import generate
 from shiplap.generation.source import Source, open_source
 from shiplap.generation.text import TextStream
 from shiplap.lora import merge, remove_adapters
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together
-from shiplap.topology.launch import agreed_env
 
 Steps = Iterator[list[int | None]]
 

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in, size_of
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.layers.cache import KeyValueCache
+from shiplap.layers.positions import RotaryPositions
 from shiplap.layers.recompute import recompute
-from shiplap.layers.rope import RotaryPositions
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
+from shiplap.tensor_parallel.placement import Block, Shard
 from shiplap.tensor_parallel.random import different_per_rank
-from shiplap.tensor_parallel.shard import Block, Shard
 
 
 class SelfAttention(nn.Module):

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group
+from shiplap.dist.collectives import Group
 from shiplap.tensor_parallel.random import different_per_rank
 
 

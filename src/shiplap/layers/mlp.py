@@ -3,10 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
-from shiplap.tensor_parallel.shard import Block, Shard
+from shiplap.tensor_parallel.placement import Block, Shard
 
 
 class SwigluMLP(nn.Module):

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in
-from shiplap.comm.mappings import copy_to_all, gather_from_shard, reduce_from_all
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group, rank_in
+from shiplap.dist.mappings import copy_to_all, gather_from_shard, reduce_from_all
 from shiplap.tensor_parallel.experts import Assignment, FromExperts, ToExperts
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear, new_shard
-from shiplap.tensor_parallel.shard import Block, Shard
+from shiplap.tensor_parallel.placement import Block, Shard
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group
-from shiplap.comm.mappings import copy_to_all
+from shiplap.dist.collectives import Group
+from shiplap.dist.mappings import copy_to_all
 
 
 class RMSNorm(nn.Module):

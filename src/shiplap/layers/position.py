@@ -3,10 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group
-from shiplap.comm.mappings import split_to_shard
+from shiplap.dist.collectives import Group
+from shiplap.dist.mappings import split_to_shard
 from shiplap.tensor_parallel.linear import Init, new_shard
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.placement import Shard
 
 
 class LearnedPositions(nn.Module):

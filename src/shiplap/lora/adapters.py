@@ -10,7 +10,7 @@ from shiplap.config import UserError
 from shiplap.lora.targets import Target
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.placement import Shard
 
 
 @dataclass(frozen=True, kw_only=True)

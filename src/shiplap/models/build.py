@@ -7,13 +7,13 @@ from math import sqrt
 
 from torch import nn
 
-from shiplap.comm.collectives import Group
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group
 from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.moe import MixtureOfExperts
-from shiplap.layers.rope import RotaryPositions
+from shiplap.layers.positions import RotaryPositions
 from shiplap.tensor_parallel.linear import Init
 
 

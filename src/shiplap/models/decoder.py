@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import size_of
+from shiplap.dist.collectives import size_of
 from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.dropout import Dropout
 from shiplap.layers.moe import Balance, Routing

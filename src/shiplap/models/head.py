@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, size_of
-from shiplap.comm.mappings import gather_from_shard, gather_last_dim, split_to_shard
+from shiplap.dist.collectives import Group, size_of
+from shiplap.dist.mappings import gather_from_shard, gather_last_dim, split_to_shard
 from shiplap.tensor_parallel.cross_entropy import IGNORE, vocab_parallel_cross_entropy
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from shiplap.layers.mlp import SwigluMLP
 from shiplap.layers.norm import RMSNorm
-from shiplap.layers.rope import RotaryPositions
+from shiplap.layers.positions import RotaryPositions
 from shiplap.models.build import Build
 from shiplap.models.decoder import DecoderModel
 

@@ -1,8 +1,8 @@
 """The models by their family's name."""
 
-from shiplap.comm.collectives import Group
 from shiplap.config.model import TransformerConfig
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group
 from shiplap.models.build import Build
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.gpt2 import GPT2

@@ -8,8 +8,8 @@ behalf, and tied parameters come once.
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, all_reduce, rank_in, size_of
-from shiplap.tensor_parallel.shard import named_shards
+from shiplap.dist.collectives import Group, all_reduce, rank_in, size_of
+from shiplap.tensor_parallel.placement import named_shards
 
 
 def gradient_norm(model: nn.Module, group: Group) -> Tensor:

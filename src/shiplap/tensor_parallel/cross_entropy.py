@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shiplap.comm.collectives import MAX, Group, all_reduce, rank_in
+from shiplap.dist.collectives import MAX, Group, all_reduce, rank_in
 
 IGNORE = -100
 """The target of a token that is not counted, as in `torch.nn.functional.cross_entropy`."""

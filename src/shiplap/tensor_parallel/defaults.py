@@ -1,8 +1,8 @@
 """The one place where a layer that was given no config or group takes them from `GlobalEnv`."""
 
-from shiplap.comm.collectives import AnyGroup, Group, as_group, size_of
 from shiplap.config.model_parallel import ModelParallelConfig
-from shiplap.topology.global_env import GlobalEnv
+from shiplap.dist.collectives import AnyGroup, Group, as_group, size_of
+from shiplap.dist.environment import GlobalEnv
 
 
 def resolve(config: ModelParallelConfig | None, given: AnyGroup) -> tuple[ModelParallelConfig, Group]:

@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import AnyGroup, rank_in
-from shiplap.comm.mappings import reduce_from_all, reduce_scatter_to_shard
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import AnyGroup, rank_in
+from shiplap.dist.mappings import reduce_from_all, reduce_scatter_to_shard
 from shiplap.tensor_parallel.defaults import resolve
 from shiplap.tensor_parallel.linear import Init, new_shard, normal_init
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.placement import Shard
 
 _ROWS_MULTIPLE = 64
 """The output head multiplies by this table: bfloat16 tensor cores want sizes that are multiples of 64 (cuBLAS's

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shiplap.comm.overlap import Rows, take
-from shiplap.tensor_parallel.product import Dims
+from shiplap.overlap.primitives import Rows, take
+from shiplap.tensor_parallel.gemm import Dims
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,14 @@ In names a lower-case `s` marks the sequence shard `[S/R, …]`, a capital `S` t
 | | `dx = dy W`, scatter to `[S/R, …, I]` | `dx = dy W`, `[S, …, I/R]` |
 | | `dW = dyᵀ x`; `db = Σ dy` | `dW = dyᵀ x`; `db = Σ dy`, over the gathered dy |
 
-"Gather" and "scatter" are what the layer's plan says (`shiplap.comm.plan`): overlapped, one after the other, or,
+"Gather" and "scatter" are what the layer's plan says (`shiplap.overlap.plan`): overlapped, one after the other, or,
 without sequence parallelism, nothing and an all-reduce.
 
 Kept for backward: Column its shard of x, or the gathered x where the plan says so, Row its x as it came, unless the
 product says that it needs less; in the dtype that it was multiplied in, and only if the weight needs a gradient. The
 weight is kept as the parameter itself. What overlaps changes nothing in this.
 
-`y = x Wᵀ` stands for whatever the pattern's product computes (`shiplap.tensor_parallel.product`).
+`y = x Wᵀ` stands for whatever the pattern's product computes (`shiplap.tensor_parallel.gemm`).
 
 Order: every rank communicates in the order in which this file does it: Column backward first gathers x, then scatters
 dx; or, where wgrad is pipelined, the other way round. All ranks have the same plan. On CUDA everything runs on the
@@ -33,9 +33,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shiplap.comm.collectives import Group, Pending, size_of
-from shiplap.comm.observe import is_observed, remembering, resuming
-from shiplap.comm.overlap import (
+from shiplap.dist.collectives import Group, Pending, size_of
+from shiplap.dist.hooks import is_observed, remembering, resuming
+from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.overlap.primitives import (
     Region,
     Tile,
     adds_up,
@@ -46,11 +47,10 @@ from shiplap.comm.overlap import (
     rows_of,
     take,
 )
-from shiplap.comm.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.gemm import DENSE, Product, narrowed
 from shiplap.tensor_parallel.observed import ObservedProduct
-from shiplap.tensor_parallel.product import DENSE, Product, narrowed
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.placement import Shard
 from shiplap.tensor_parallel.shared_rows import sum_shared_rows
 from shiplap.tensor_parallel.wgrad import Wgrad, WgradInParts
 

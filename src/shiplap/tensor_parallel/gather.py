@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, receive, send
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.dist.collectives import Group, receive, send
+from shiplap.tensor_parallel.placement import Shard
 
 
 @torch.no_grad()

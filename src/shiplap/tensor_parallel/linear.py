@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import AnyGroup, Group, rank_in, size_of
-from shiplap.comm.mappings import copy_to_all
-from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.dist.collectives import AnyGroup, Group, rank_in, size_of
+from shiplap.dist.mappings import copy_to_all
+from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.tensor_parallel.defaults import resolve
 from shiplap.tensor_parallel.function import ColumnPattern, RowPattern, parallel_linear
-from shiplap.tensor_parallel.product import DENSE, Product
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.tensor_parallel.gemm import DENSE, Product
+from shiplap.tensor_parallel.placement import Shard
 
 Init = Callable[[Tensor], Tensor]
 normal_init: Init = partial(nn.init.normal_, std=0.02)

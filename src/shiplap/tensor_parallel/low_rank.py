@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.comm.collectives import Group, rank_in, size_of
-from shiplap.comm.mappings import copy_to_all
-from shiplap.comm.overlap import Rows
+from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.dist.mappings import copy_to_all
+from shiplap.overlap.primitives import Rows
 from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.gemm import Dims
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, new_shard
-from shiplap.tensor_parallel.product import Dims
+from shiplap.tensor_parallel.placement import Shard
 from shiplap.tensor_parallel.random import different_per_rank
-from shiplap.tensor_parallel.shard import Shard
 
 
 @dataclass(frozen=True, kw_only=True)

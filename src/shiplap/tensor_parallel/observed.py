@@ -1,4 +1,4 @@
-"""A product that says when it runs, to whoever watches (`shiplap.comm.observe`)."""
+"""A product that says when it runs, to whoever watches (`shiplap.dist.hooks`)."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -6,9 +6,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from shiplap.comm.observe import running_product
-from shiplap.comm.overlap import Rows
-from shiplap.tensor_parallel.product import Dims, Product
+from shiplap.dist.hooks import running_product
+from shiplap.overlap.primitives import Rows
+from shiplap.tensor_parallel.gemm import Dims, Product
 
 
 @dataclass(frozen=True, kw_only=True)

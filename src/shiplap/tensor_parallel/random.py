@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from shiplap.comm.collectives import Group, rank_in
+from shiplap.dist.collectives import Group, rank_in
 
 _STRIDE = 0x9E3779B97F4A7C15 >> 3
 """Odd and large, so that neighbouring ranks get seeds that are far apart."""

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, all_reduce, rank_in, size_of
-from shiplap.tensor_parallel.shard import Shard
+from shiplap.dist.collectives import Group, all_reduce, rank_in, size_of
+from shiplap.tensor_parallel.placement import Shard
 
 
 def sum_shared_rows(grad: Tensor, shard: Shard, group: Group) -> Tensor:

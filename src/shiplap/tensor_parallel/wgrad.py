@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shiplap.comm.overlap import Tile
-from shiplap.tensor_parallel.product import OfColumns, Product, narrowed
+from shiplap.overlap.primitives import Tile
+from shiplap.tensor_parallel.gemm import OfColumns, Product, narrowed
 
 _ALL = slice(None)
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shiplap.config import TrainConfig
-from shiplap.planning.plan_file import read_plan
-from shiplap.planning.run import given_plan, note
-from shiplap.planning.site_table import in_bytes, site_table
-from shiplap.planning.sites import Site, sites_of_run
-from shiplap.planning.skeleton import skeleton
-from shiplap.topology.layout import layout_for
+from shiplap.dist.axes import layout_for
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.site_table import in_bytes, site_table
+from shiplap.inspection.sites import Site, sites_of_run
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.plan_file import read_plan
+from shiplap.tuning.run import given_plan, note
 
 _WIDTH = 120
 _OF_AUTO = "--tp-comm-plan auto: these are the switches' methods; training measures its own."

@@ -6,17 +6,17 @@ from pathlib import Path
 from shiplap.config import UserError
 from shiplap.config.option import flags_of
 from shiplap.config.tune import TuneConfig
-from shiplap.planning.layers import parallel_layers
-from shiplap.planning.measured import MeasuredPass, MeasuredPlan
-from shiplap.planning.plan_file import check_writable, write_plan
-from shiplap.planning.progress import showing_progress
-from shiplap.planning.run import conditions_of
-from shiplap.planning.site_table import in_bytes
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.tune import TuneSettings, tune
-from shiplap.topology.handshake import fail_together
-from shiplap.topology.launch import agreed_env
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.launch import agreed_env
+from shiplap.inspection.layers import parallel_layers
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.site_table import in_bytes
 from shiplap.train.setup import resolve_structure
+from shiplap.tuning.measured import MeasuredPass, MeasuredPlan
+from shiplap.tuning.plan_file import check_writable, write_plan
+from shiplap.tuning.progress import showing_progress
+from shiplap.tuning.run import conditions_of
+from shiplap.tuning.tune import TuneSettings, tune
 
 _HEADER = ("layer", "pass", "method", "ms", "against none", "of", "")
 

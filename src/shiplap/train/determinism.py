@@ -1,7 +1,7 @@
 """`--deterministic`: a run that is started twice alike gives the same bits twice, with all overlap on.
 
 What overlaps never decides a bit: who adds to whom in which order is fixed by the plan, whatever arrives first
-(`shiplap.comm.overlap`). What could decide one is below it, and is settled here:
+(`shiplap.overlap.primitives`). What could decide one is below it, and is settled here:
 
 - PyTorch's operators, in its own deterministic mode: of two kernels it takes the one with a fixed order, and an
   operator that has none raises. On CUDA that concerns the backward of attention, of `topk` and of indexing, and the

@@ -5,12 +5,12 @@ from math import prod
 import torch
 
 from shiplap.checkpoint import load_adapters, load_huggingface, load_llmc
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together
 from shiplap.lora import add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.shard import named_shards
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together
+from shiplap.tensor_parallel.placement import named_shards
 from shiplap.train.setup import Setup
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from shiplap.topology import RankLayout
+from shiplap.dist import RankLayout
 from shiplap.train.console import PlainLines
 from shiplap.train.files import MetricsFile, SamplesFile
 from shiplap.train.report import Report, Reports

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from shiplap.planning.progress import showing_progress
-from shiplap.planning.run import check_same_plan, found_or_measured
-from shiplap.planning.sites import sites_of_run
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.strict import check_strict
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.sites import sites_of_run
+from shiplap.inspection.strict import check_strict
 from shiplap.train.setup import Setup
+from shiplap.tuning.progress import showing_progress
+from shiplap.tuning.run import check_same_plan, found_or_measured
 
 
 def with_plan(setup: Setup, env: GlobalEnv) -> Setup:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, all_reduce
 from shiplap.config import UserError
-from shiplap.topology.handshake import fail_together
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.collectives import Group, all_reduce
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each int64 `[B, S]`."""

@@ -12,7 +12,7 @@ import torch
 
 import shiplap
 from shiplap.config import UserError
-from shiplap.topology import RankLayout
+from shiplap.dist import RankLayout
 from shiplap.train.setup import Setup
 
 

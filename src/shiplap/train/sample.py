@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from shiplap.comm.collectives import Group
 from shiplap.config.generate import SamplingOptions
 from shiplap.data import Tokenizer
+from shiplap.dist.collectives import Group
 from shiplap.generation import generate
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from shiplap.checkpoint import save_adapters, save_huggingface
-from shiplap.comm.collectives import Group
 from shiplap.data import BYTES
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.collectives import Group
 from shiplap.lora import merged
 from shiplap.models.decoder import DecoderModel
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together
 from shiplap.train.save_folders import adapters_folder, is_save_due, step_folder
 from shiplap.train.setup import Setup
 

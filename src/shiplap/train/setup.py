@@ -10,15 +10,15 @@ from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
 from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
+from shiplap.dist import RankLayout
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.sites import sites_of_run
+from shiplap.inspection.strict import check_strict
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
-from shiplap.planning.measured import MeasuredPlan
-from shiplap.planning.run import given_plan
-from shiplap.planning.sites import sites_of_run
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.strict import check_strict
-from shiplap.topology import RankLayout
 from shiplap.train.save_folders import check_save_folders
+from shiplap.tuning.measured import MeasuredPlan
+from shiplap.tuning.run import given_plan
 
 # Files that a tokenizer may consist of, of which shiplap can read none.
 _OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer_config.json")

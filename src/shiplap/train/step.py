@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shiplap.comm.collectives import all_reduce, size_of
-from shiplap.comm.exposed import ExposedTime, measuring
 from shiplap.config import OptimizerOptions
-from shiplap.data_parallel import accumulating
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import AgreedError
+from shiplap.dist.collectives import all_reduce, size_of
+from shiplap.dist.exposed import ExposedTime, measuring
 from shiplap.layers.moe import Balance
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import clip_gradients, learning_rate_at, set_learning_rate
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import AgreedError
+from shiplap.parallel import accumulating
 from shiplap.train.precision import computing_in
 from shiplap.train.reading import Batch
 

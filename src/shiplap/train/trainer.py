@@ -3,17 +3,16 @@
 import time
 from dataclasses import dataclass
 
-from shiplap.comm.exposed import ExposedTime
 from shiplap.config import TrainConfig
-from shiplap.data_parallel import replicate
+from shiplap.dist import GlobalEnv, RankLayout
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.exposed import ExposedTime
+from shiplap.dist.launch import agreed_env
+from shiplap.inspection.site_table import site_table
+from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
-from shiplap.planning.run import conditions_of, note
-from shiplap.planning.site_table import site_table
-from shiplap.planning.sites import sites_of_run
-from shiplap.topology import GlobalEnv, RankLayout
-from shiplap.topology.handshake import fail_together
-from shiplap.topology.launch import agreed_env
+from shiplap.parallel import replicate
 from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import describe, make_model
 from shiplap.train.outputs import open_outputs
@@ -27,6 +26,7 @@ from shiplap.train.saving import save_what_is_due
 from shiplap.train.setup import Setup, set_up, settings
 from shiplap.train.step import TrainStep
 from shiplap.train.validation import validation_loss
+from shiplap.tuning.run import conditions_of, note
 
 
 def train(family: str, config: TrainConfig) -> None:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from shiplap.comm.collectives import all_reduce, size_of
 from shiplap.data import Batches
-from shiplap.topology import GlobalEnv
+from shiplap.dist import GlobalEnv
+from shiplap.dist.collectives import all_reduce, size_of
 from shiplap.train.precision import computing_in
 from shiplap.train.reading import read_together
 

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shiplap.comm.plan import ColumnPlan, Keeps
 from shiplap.config import ModelParallelConfig
+from shiplap.dist import GlobalEnv
+from shiplap.inspection.layers import ParallelLayer, parallel_layers
+from shiplap.inspection.sites import BYTES_OF, folded_path
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.candidates import Pass, Plan, candidates, with_fields
-from shiplap.planning.kinds import kinds_of
-from shiplap.planning.layers import ParallelLayer, parallel_layers
-from shiplap.planning.measured import Description
-from shiplap.planning.probe import Probe, Workload
-from shiplap.planning.sites import BYTES_OF, folded_path
+from shiplap.overlap.plan import ColumnPlan, Keeps
 from shiplap.tools.bench.subject import COMMUNICATION, MEASURED, PRODUCTS, SEQUENTIAL, SWITCHES, Subject
-from shiplap.topology import GlobalEnv
+from shiplap.tuning.candidates import Pass, Plan, candidates, with_fields
+from shiplap.tuning.kinds import kinds_of
+from shiplap.tuning.measured import Description
+from shiplap.tuning.probe import Probe, Workload
 
 PlanOf = Callable[[ParallelLayer], Plan]
 

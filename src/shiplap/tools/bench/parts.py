@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shiplap.comm.plan import ColumnPlan
+from shiplap.dist import GlobalEnv
+from shiplap.inspection.layers import ParallelLayer, parallel_layers
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.candidates import Pass, Plan, sequential_plan
-from shiplap.planning.layers import ParallelLayer, parallel_layers
-from shiplap.planning.measured import describe
-from shiplap.planning.part import Part, Plans, block_parts
-from shiplap.planning.probe import Workload
+from shiplap.overlap.plan import ColumnPlan
 from shiplap.tools.bench.layers import LayerKind, PlanOf, message_bytes, ranges, ways_of, with_pass
 from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import COMMUNICATION, FASTEST, MEASURED, PRODUCTS, SEQUENTIAL, SWITCHES, Subject
-from shiplap.topology import GlobalEnv
+from shiplap.tuning.candidates import Pass, Plan, sequential_plan
+from shiplap.tuning.measured import describe
+from shiplap.tuning.parts import Part, Plans, block_parts
+from shiplap.tuning.probe import Workload
 
 Found = Sequence[tuple[LayerKind, Pass, Result]]
 """What was measured of the layers, which the parts consist of."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from shiplap.planning.paired import Samples, clearly_above, ratios
-from shiplap.planning.rounds import choose
 from shiplap.tools.bench.subject import COMMUNICATION, FASTEST, PRODUCTS, SEQUENTIAL, Subject
+from shiplap.tuning.race import choose
+from shiplap.tuning.statistics import Samples, clearly_above, ratios
 
 _NOISE = 0.02
 """Of the time without overlap: what is less is no communication that could be hidden. An assumption."""

@@ -10,30 +10,30 @@ import torch
 
 from shiplap.config import TrainConfig, UserError
 from shiplap.config.bench import BenchConfig
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.hardware import device_name
+from shiplap.dist.launch import agreed_env
+from shiplap.inspection.layers import ParallelLayer
+from shiplap.inspection.meta_model import skeleton
+from shiplap.inspection.sites import sites_of_run
+from shiplap.inspection.strict import check_strict
 from shiplap.models.decoder import DecoderModel
-from shiplap.planning.candidates import Plan
-from shiplap.planning.layers import ParallelLayer
-from shiplap.planning.measured import MeasuredPlan
-from shiplap.planning.probe import Workload, slowest_rank
-from shiplap.planning.progress import showing_progress
-from shiplap.planning.run import check_same_plan, conditions_of, found_or_measured, given_plan
-from shiplap.planning.sites import sites_of_run
-from shiplap.planning.skeleton import skeleton
-from shiplap.planning.strict import check_strict
-from shiplap.planning.tune import Progress
 from shiplap.tools.bench.figure import draw
 from shiplap.tools.bench.layers import PlanOf, layer_kinds, layer_subjects
 from shiplap.tools.bench.parts import block_kinds, part_subjects
 from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import SEQUENTIAL, Subject, measure
 from shiplap.tools.bench.table import tables
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together
-from shiplap.topology.hardware import device_name
-from shiplap.topology.launch import agreed_env
 from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.run_folder import claim_run_folder
 from shiplap.train.setup import resolve_structure, settings
+from shiplap.tuning.candidates import Plan
+from shiplap.tuning.measured import MeasuredPlan
+from shiplap.tuning.probe import Workload, slowest_rank
+from shiplap.tuning.progress import showing_progress
+from shiplap.tuning.run import check_same_plan, conditions_of, found_or_measured, given_plan
+from shiplap.tuning.tune import Progress
 
 _PARTS = 3
 """Of a block: attention, feed-forward layer, and all of it."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shiplap.planning.paired import Samples, noise_of
-from shiplap.planning.rounds import is_out, leader_of
+from shiplap.tuning.race import is_out, leader_of
+from shiplap.tuning.statistics import Samples, noise_of
 
 PRODUCTS = "products"
 SEQUENTIAL = "sequential"

@@ -12,7 +12,7 @@ from pathlib import Path
 from platform import node
 from statistics import median
 
-from shiplap.topology.handshake import gather_texts
+from shiplap.dist.agreement import gather_texts
 
 _NUM_HANDSHAKES = 11
 

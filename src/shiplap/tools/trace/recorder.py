@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch.profiler import record_function
 
-from shiplap.comm.observe import Primitive, ProductSite, Watch
+from shiplap.dist.hooks import Primitive, ProductSite, Watch
+from shiplap.dist.pacing import Work
 from shiplap.tools.trace.spans import LANE_OF_PRIMITIVE, MODEL, LayerKind, Place, Span, SpanKind
 from shiplap.tools.trace.watchers import Finish, Watchers
-from shiplap.topology.turns import Work
 
 
 class Recorder:
@@ -46,7 +46,7 @@ class Recorder:
                 span.end_ns = max(span.begin_ns, min(span.end_ns, finished[span.of]))
         return self._spans
 
-    # What `shiplap.comm.observe` tells.
+    # What `shiplap.dist.hooks` tells.
 
     def place(self) -> Place:
         """What is running now."""

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from shiplap.comm.observe import observing
 from shiplap.config import UserError
 from shiplap.config.trace import TraceConfig
+from shiplap.dist import GlobalEnv
+from shiplap.dist.agreement import fail_together, gather_texts
+from shiplap.dist.hooks import observing
+from shiplap.dist.launch import agreed_env
 from shiplap.models.decoder import DecoderModel
 from shiplap.tools.trace.chart import draw
 from shiplap.tools.trace.chrome import chrome_trace
@@ -28,9 +31,6 @@ from shiplap.tools.trace.recorder import Recorder
 from shiplap.tools.trace.slices import RankTrace, host_slices, rank_trace
 from shiplap.tools.trace.table import exposure_table
 from shiplap.tools.trace.watchers import Watchers
-from shiplap.topology import GlobalEnv
-from shiplap.topology.handshake import fail_together, gather_texts
-from shiplap.topology.launch import agreed_env
 from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import describe, make_model
 from shiplap.train.plan import with_plan

@@ -9,7 +9,7 @@ import threading
 import time
 from queue import SimpleQueue
 
-from shiplap.topology.turns import Work
+from shiplap.dist.pacing import Work
 
 
 class Finish:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tools.verify.cases import Case, Sizes
 from shiplap.tools.verify.solution import (

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from shiplap.comm.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.tools.verify.cases import Case, Sizes
 from shiplap.tools.verify.solution import (
     Solution,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
 
-from shiplap.comm.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 
 _SUB_SWITCHES = (
     "tp_comm_bulk_wgrad",

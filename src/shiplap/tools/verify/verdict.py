@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from shiplap.comm.collectives import Group, size_of
+from shiplap.dist.collectives import Group, size_of
 from shiplap.tools.verify.cases import Case, CaseGroup
 from shiplap.tools.verify.chain import solve_chain
 from shiplap.tools.verify.layer import solve_layer

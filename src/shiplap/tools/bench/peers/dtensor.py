@@ -27,11 +27,11 @@ from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.norm import LayerNorm, RMSNorm
 from shiplap.layers.recompute import recompute
 from shiplap.models.block import DecoderBlock
-from shiplap.planning.alone import sharing
-from shiplap.planning.part import Part
 from shiplap.tensor_parallel import functional
 from shiplap.tensor_parallel.random import different_per_rank
 from shiplap.tools.bench.peers.peer import Copied
+from shiplap.tuning.alone import sharing
+from shiplap.tuning.parts import Part
 
 
 class DTensorPeer:

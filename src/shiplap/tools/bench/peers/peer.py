@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from shiplap.planning.candidates import sequential_plan
-from shiplap.planning.part import Part
-from shiplap.planning.probe import slowest_rank
+from shiplap.tuning.candidates import sequential_plan
+from shiplap.tuning.parts import Part
+from shiplap.tuning.probe import slowest_rank
 
 _CLOSE = {"float32": 1e-4, "bfloat16": 3e-2}
 """Norm of the difference over the norm. Sums in another order differ by less, what is wrong by more: assumptions."""

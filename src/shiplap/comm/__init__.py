@@ -1,1 +1,0 @@
-"""Communication of the tensor-parallel layers: collectives, differentiable mappings, and overlap with products."""

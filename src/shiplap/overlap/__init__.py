@@ -1,0 +1,1 @@
+"""Communication that runs at the same time as the GEMM that uses or makes it."""

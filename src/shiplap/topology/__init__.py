@@ -1,6 +1,0 @@
-"""Where this rank sits, and the process groups that follow from it."""
-
-from shiplap.topology.global_env import GlobalEnv, destroy_all_env, init_all_env
-from shiplap.topology.layout import RankLayout, layout_for
-
-__all__ = ["GlobalEnv", "RankLayout", "destroy_all_env", "init_all_env", "layout_for"]

@@ -1,0 +1,1 @@
+"""What is fastest, measured, and only when asked."""
