@@ -1,8 +1,8 @@
 """Which of several ways is the fastest: measured in turns, until the answer is clear.
 
 All ways run once a round, one after the other, so that a machine whose speed drifts treats them alike; compared are
-times of one round (`shiplap.tuning.statistics`). A way that is clearly slower than the fastest drops out: by the ranks of
-what it was slower by, or by how much that typically is, against the noise that all ways together show.
+times of one round (`shiplap.tuning.statistics`). A way that is clearly slower than the fastest drops out: by the ranks
+of what it was slower by, or by how much that typically is, against the noise that all ways together show.
 """
 
 import time

@@ -36,7 +36,7 @@ class Place:
     method: str = ""
 
     def communication_site(self, kind: LayerKind | None) -> str:
-        """The site of a communication in a layer of this kind, in the words of `shiplap.overlap.plan` where it is one."""
+        """The site of a communication in a layer of this kind, as in `shiplap.overlap.plan` where it is one."""
         if self.direction != "backward" or not self.primitive:
             return self.direction
         return "wgrad" if kind == "column" and self.primitive != "scatter" else "dgrad"
