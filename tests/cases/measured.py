@@ -8,7 +8,7 @@ from typing import Any
 
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
-from shiplap.config.plan import PlanOptions
+from shiplap.config.parallel import PlanOptions
 from shiplap.dist.axes import layout_for
 from shiplap.inspection.layers import parallel_layers
 from shiplap.inspection.meta_model import skeleton

@@ -11,7 +11,7 @@ import pytest
 
 from shiplap.commands.options import parse_config
 from shiplap.config import TrainConfig
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 TRAIN = [c for c in [*commands("bash"), *commands("console")] if "shiplap train" in c]

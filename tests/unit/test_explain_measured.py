@@ -11,7 +11,7 @@ import pytest
 from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
-from shiplap.config.plan import PlanOptions
+from shiplap.config.parallel import PlanOptions
 from shiplap.config.tune import TuneConfig, TuneOptions
 from shiplap.inspection.site_table import site_table
 from shiplap.inspection.sites import Reason, Site, sites_of_run

@@ -4,8 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from shiplap.config.errors import UserError
-from shiplap.config.option import option
+from shiplap.config.option import UserError, option
 
 
 @dataclass(frozen=True, kw_only=True)

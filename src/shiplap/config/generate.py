@@ -4,9 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from shiplap.config.errors import UserError
-from shiplap.config.model_parallel import ModelParallelConfig
-from shiplap.config.option import check_at_least, option
+from shiplap.config.option import UserError, check_at_least, option
+from shiplap.config.parallel import ModelParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

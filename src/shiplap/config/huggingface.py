@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shiplap.config.errors import UserError
 from shiplap.config.json_fields import JsonFields, read_json_object
 from shiplap.config.model import RopeScaling, TransformerConfig
+from shiplap.config.option import UserError
 
 CONFIG_FILE = "config.json"
 

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from shiplap.config.errors import UserError
+from shiplap.config.option import UserError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from shiplap.config.errors import UserError
 from shiplap.config.model import RopeScaling, TransformerConfig
+from shiplap.config.option import UserError
 
 _HEADER_BYTES = 4 * 256
 _GPT2, _LLAMA3 = 20240326, 20240803

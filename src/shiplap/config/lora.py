@@ -4,8 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shiplap.config.errors import UserError
-from shiplap.config.option import flag_of, option
+from shiplap.config.option import UserError, flag_of, option
 
 
 @dataclass(frozen=True, kw_only=True)

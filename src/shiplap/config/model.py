@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shiplap.config.errors import UserError
+from shiplap.config.option import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,17 @@
-"""How a configuration field carries its help text and its flag: in the field's own metadata."""
+"""What every group of options uses: fields with help text and flag, the exception for user errors, the cache folder."""
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
-from shiplap.config.errors import UserError
+
+class UserError(ValueError):
+    """Input that the user can mend: a flag, a file, a machine that lacks something.
+
+    The message names the flag or the file and both numbers. The command line prints it without a traceback and
+    exits with code 2; library callers catch it as a `ValueError`.
+    """
 
 
 def option(default: Any, help_text: str, *, flag: str | None = None) -> Any:
@@ -43,3 +51,8 @@ def check_at_least(config: Any, minimum: float, *names: str) -> None:
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The flag of a field as the user types it, such as `--tensor-parallel`."""
     return "--" + str(field.metadata.get("flag", field.name)).replace("_", "-")
+
+
+def cache_folder() -> Path:
+    """`shiplap` in `$XDG_CACHE_HOME`, or else in `~/.cache`. It need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shiplap"

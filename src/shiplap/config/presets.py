@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from shiplap.config.errors import UserError
 from shiplap.config.model import RopeScaling, TransformerConfig
+from shiplap.config.option import UserError
 
 _LLAMA3_SCALING = RopeScaling(factor=8.0)
 _LLAMA32_SCALING = RopeScaling(factor=32.0)

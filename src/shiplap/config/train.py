@@ -4,14 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from shiplap.config.errors import UserError
 from shiplap.config.huggingface import read_config
 from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
 from shiplap.config.model import TransformerConfig
-from shiplap.config.model_parallel import ModelParallelConfig
-from shiplap.config.option import check_at_least, flag_of, option
-from shiplap.config.plan import PlanOptions
+from shiplap.config.option import UserError, check_at_least, flag_of, option
+from shiplap.config.parallel import ModelParallelConfig, PlanOptions
 from shiplap.config.presets import preset
 
 

@@ -3,8 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from shiplap.config.errors import UserError
-from shiplap.config.option import check_at_least, option
+from shiplap.config.option import UserError, check_at_least, option
 from shiplap.config.train import TrainConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shiplap.config import UserError
-from shiplap.config.cache_folder import cache_folder
+from shiplap.config.option import cache_folder
 from shiplap.data.documents import Document
 from shiplap.data.token_file import TokenFile, write_token_file
 from shiplap.data.tokenizer import HuggingFaceTokenizer

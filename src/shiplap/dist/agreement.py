@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from shiplap.config.errors import UserError
+from shiplap.config.option import UserError
 
 
 class AgreedError(UserError):

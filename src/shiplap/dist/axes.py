@@ -8,8 +8,8 @@ communicates most.
 from dataclasses import dataclass
 from itertools import product
 
-from shiplap.config.errors import UserError
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.option import UserError
+from shiplap.config.parallel import ModelParallelConfig
 
 AXES = ("pp", "dp", "tp")
 

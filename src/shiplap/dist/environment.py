@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shiplap.config.errors import UserError
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.option import UserError
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.axes import AXES, RankLayout, layout_for
 from shiplap.dist.group import RankGroup
 

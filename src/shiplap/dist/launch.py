@@ -15,8 +15,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shiplap.config.errors import UserError
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.option import UserError
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.environment import (
     GlobalEnv,
     destroy_all_env,

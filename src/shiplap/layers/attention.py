@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.positions import RotaryPositions

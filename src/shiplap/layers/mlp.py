@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
 from shiplap.tensor_parallel.placement import Block, Shard

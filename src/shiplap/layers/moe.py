@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group, rank_in
 from shiplap.dist.mappings import copy_to_all, gather_from_shard, reduce_from_all
 from shiplap.tensor_parallel.experts import Assignment, FromExperts, ToExperts

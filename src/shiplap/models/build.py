@@ -8,7 +8,7 @@ from math import sqrt
 from torch import nn
 
 from shiplap.config.model import TransformerConfig
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group
 from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP, SwigluMLP

@@ -1,7 +1,7 @@
 """The models by their family's name."""
 
 from shiplap.config.model import TransformerConfig
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group
 from shiplap.models.build import Build
 from shiplap.models.decoder import DecoderModel

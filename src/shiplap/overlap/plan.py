@@ -44,7 +44,7 @@ and a scatter is an all-reduce.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 
 Keeps = Literal["shard", "gathered"]
 Parts = Literal["whole", "parts"]

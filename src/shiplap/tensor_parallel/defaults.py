@@ -1,6 +1,6 @@
 """The one place where a layer that was given no config or group takes them from `GlobalEnv`."""
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import AnyGroup, Group, as_group, size_of
 from shiplap.dist.environment import GlobalEnv
 

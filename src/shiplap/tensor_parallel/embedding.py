@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import AnyGroup, rank_in
 from shiplap.dist.mappings import reduce_from_all, reduce_scatter_to_shard
 from shiplap.tensor_parallel.defaults import resolve

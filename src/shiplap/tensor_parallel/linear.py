@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import AnyGroup, Group, rank_in, size_of
 from shiplap.dist.mappings import copy_to_all
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan

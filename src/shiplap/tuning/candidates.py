@@ -3,7 +3,7 @@
 A *pass* is a layer's whole forward or its whole backward. A Column layer's backward has two sites whose communication
 runs at the same time, so they are chosen together. The first way of every pass is the one in which nothing overlaps.
 
-The switches say what may overlap; a plan refines how (`shiplap.config.model_parallel`):
+The switches say what may overlap; a plan refines how (`shiplap.config.parallel`):
 
 | communication | in bulk, if | as a pipeline, if |
 |---|---|---|

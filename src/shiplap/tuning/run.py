@@ -12,8 +12,8 @@ import torch
 
 import shiplap
 from shiplap.config import ModelParallelConfig, TrainConfig, UserError
-from shiplap.config.cache_folder import cache_folder
 from shiplap.config.json_fields import read_json_object
+from shiplap.config.option import cache_folder
 from shiplap.dist import GlobalEnv, RankLayout
 from shiplap.dist.agreement import check_same_everywhere, fail_together, gather_texts
 from shiplap.dist.hardware import device_name, ranks_per_host

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
 
-from shiplap.config.model_parallel import ModelParallelConfig
+from shiplap.config.parallel import ModelParallelConfig
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 
 _SUB_SWITCHES = (

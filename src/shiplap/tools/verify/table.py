@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from shiplap.config.errors import UserError
+from shiplap.config.option import UserError
 from shiplap.tools.verify.verdict import Row
 
 _MOST_FAILURES_A_ROW = 3
