@@ -2,8 +2,8 @@
 
 Each layer has the sites of `shiplap.overlap.plan`, and at each its plan names a method. What really happens follows
 from the method and from which gradients are computed (`shiplap.tensor_parallel.function`): a frozen weight has no
-wgrad, so nothing is gathered for it, and a scatter that would hide behind it hides behind nothing. This module reads plans and
-parameters and communicates nothing, so it works on a model on the meta device as on one in training.
+wgrad, so nothing is gathered for it, and a scatter that would hide behind it hides behind nothing. This module reads
+plans and parameters and communicates nothing, so it works on a model on the meta device as on one in training.
 
 Not in here: what embedding, norms, router and loss communicate, which no switch overlaps.
 """
