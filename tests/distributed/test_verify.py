@@ -18,8 +18,8 @@ from torch import Tensor
 from shiplap import destroy_all_env, init_all_env
 from shiplap.commands.main import main
 from shiplap.dist.collectives import Pending, all_gather, rank_in
-from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.overlap import exchange
+from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel import functional
 from shiplap.tools.verify.cases import all_groups
 from shiplap.tools.verify.plans import column_plans, row_plans
