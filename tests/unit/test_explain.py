@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shiplap.commands.explain import as_text, explain
 from shiplap.commands.main import main
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
@@ -17,7 +18,6 @@ from shiplap.inspection.strict import check_strict, not_acting
 from shiplap.models.decoder import DecoderModel
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from shiplap.tools.explain import as_text, explain
 from shiplap.train.setup import resolve_structure
 
 SMALL = ModelOptions(num_layers=3, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from shiplap.commands.main import main
+from shiplap.commands.tune import TuneConfig, TuneOptions
 from shiplap.config import ModelParallelConfig, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
 from shiplap.config.parallel import PlanOptions
-from shiplap.config.tune import TuneConfig, TuneOptions
 from shiplap.inspection.site_table import site_table
 from shiplap.inspection.sites import Reason, Site, sites_of_run
 from shiplap.inspection.strict import check_strict, not_acting
@@ -159,8 +159,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def start_workers(*_: object) -> None:
         raise AssertionError("workers were started")
 
-    for verb in ("train", "tune"):
-        monkeypatch.setattr(f"shiplap.commands.{verb}.start_workers", start_workers)
+    monkeypatch.setattr("shiplap.commands.run_on_ranks.start_workers", start_workers)
     folder = tmp_path / "empty"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
+from shiplap.commands.tune import TuneConfig, TuneOptions, as_text
 from shiplap.config import TrainConfig
-from shiplap.config.tune import TuneConfig, TuneOptions
 from shiplap.dist.axes import layout_for
 from shiplap.inspection.layers import ParallelLayer, parallel_layers
 from shiplap.overlap.plan import ColumnPlan
-from shiplap.tools.tune import as_text
 from shiplap.tuning.candidates import Pass, Plan, candidates
 from shiplap.tuning.measured import MeasuredPass, MeasuredPlan
 from shiplap.tuning.probe import Probe, Repeats, Workload

@@ -1,9 +1,12 @@
 """`shiplap convert SOURCE DESTINATION`: a model on disk becomes a Hugging Face directory."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from shiplap.checkpoint import MergedAdapters, newest_checkpoint, open_stored_model, write_huggingface
 from shiplap.commands.options import parse_config
 from shiplap.config import UserError
-from shiplap.config.convert import ConvertConfig
+from shiplap.config.option import option
 
 _DESCRIPTION = (
     "Write the model in SOURCE as a Hugging Face directory DESTINATION, which must be new. SOURCE is a Hugging Face "
@@ -21,11 +24,36 @@ _DESCRIPTION = (
 Parameters = Iterator[tuple[str, Tensor]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """How the weights are written."""
+
+    dtype: Literal["keep", "float32", "bfloat16", "float16"] = option(
+        "keep", "Type of the weights in the new files; keep: each as it is."
+    )
+    lora: str | None = option(None, "Folder with adapters in PEFT's format, which are merged into the weights.")
+    max_file_gb: float = option(
+        5.0, "Largest size of one file of weights, in GB (1e9 bytes); so much is also held in memory."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a size that holds nothing."""
+        if not self.max_file_gb > 0:
+            raise UserError(f"--max-file-gb must be above 0, got {self.max_file_gb}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """One call of `shiplap convert`, but for where from and where to."""
+
+    weights: WeightOptions = dataclasses.field(default_factory=WeightOptions)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code.
 
     Raises:
-        UserError: something that the user can mend.
+        UserError: a user error.
     """
     asks_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
     if not asks_for_help and (len(arguments) < 2 or any(argument.startswith("-") for argument in arguments[:2])):

@@ -1,76 +1,29 @@
 """The command line: `shiplap VERB`. Each verb is imported only when used."""
 
 import gc
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import shiplap
-from shiplap.commands.errors import report
-from shiplap.commands.suggest import did_you_mean
+from shiplap.commands.options import did_you_mean, report
+from shiplap.commands.run_on_ranks import UNREAD
 from shiplap.config import UserError
 
-
-def _train(arguments: Sequence[str]) -> int:
-    from shiplap.commands.train import run
-
-    return run(arguments)
-
-
-def _generate(arguments: Sequence[str]) -> int:
-    from shiplap.commands.generate import run
-
-    return run(arguments)
-
-
-def _convert(arguments: Sequence[str]) -> int:
-    from shiplap.commands.convert import run
-
-    return run(arguments)
-
-
-def _verify(arguments: Sequence[str]) -> int:
-    from shiplap.commands.verify import run
-
-    return run(arguments)
-
-
-def _explain(arguments: Sequence[str]) -> int:
-    from shiplap.commands.explain import run
-
-    return run(arguments)
-
-
-def _tune(arguments: Sequence[str]) -> int:
-    from shiplap.commands.tune import run
-
-    return run(arguments)
-
-
-def _bench(arguments: Sequence[str]) -> int:
-    from shiplap.commands.bench import run
-
-    return run(arguments)
-
-
-def _trace(arguments: Sequence[str]) -> int:
-    from shiplap.commands.trace import run
-
-    return run(arguments)
-
-
-_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (_train, "Train a model: shiplap train gpt2 --help"),
-    "generate": (_generate, "Write text with a model: shiplap generate DIR --prompt TEXT"),
-    "convert": (_convert, "Write a model as a Hugging Face directory: shiplap convert SOURCE DESTINATION"),
-    "verify": (_verify, "Check that the layers are right on this machine: shiplap verify --tensor-parallel 2"),
-    "explain": (_explain, "Show what overlaps in training, and why not where it does not: shiplap explain gpt2 --help"),
-    "tune": (_tune, "Measure which overlap is the fastest on these ranks: shiplap tune gpt2 --help"),
-    "bench": (_bench, "Measure what overlap gains on these ranks: shiplap bench gpt2 --help"),
-    "trace": (_trace, "Record some training steps: what ran when, and what waited: shiplap trace gpt2 --help"),
+_VERBS = {
+    "train": "Train a model: shiplap train gpt2 --help",
+    "generate": "Write text with a model: shiplap generate DIR --prompt TEXT",
+    "convert": "Write a model as a Hugging Face directory: shiplap convert SOURCE DESTINATION",
+    "verify": "Check that the layers are right on this machine: shiplap verify --tensor-parallel 2",
+    "explain": "Show what overlaps in training and, where nothing does, why: shiplap explain gpt2 --help",
+    "tune": "Measure which overlap is the fastest on these ranks: shiplap tune gpt2 --help",
+    "bench": "Measure what overlap gains on these ranks: shiplap bench gpt2 --help",
+    "trace": "Record some training steps: what ran when, and what waited: shiplap trace gpt2 --help",
 }
+"""The verbs and their help. Each is the module of its name in this package, with a function `run`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after `shiplap`; by default those of this process.
 
     Returns:
-        The exit code: 2 for a mistake that the user can mend, 130 after Ctrl-C, 141 if nobody reads the output.
+        The exit code: 2 for a user error, 130 after Ctrl-C, 141 if nobody reads the output.
     """
     try:
         return _exit_code(sys.argv[1:] if argv is None else argv)
@@ -93,17 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _exit_code(arguments: Sequence[str]) -> int:
     try:
         with _progress_of_long_work():
-            return _run(arguments)
+            exit_code = _run(arguments)
     except UserError as error:
         report(error)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `shiplap train gpt2 --help | head`. What is still buffered must
-        # go nowhere, or the interpreter complains about it at its end.
+        exit_code = UNREAD
+    if exit_code == UNREAD:
+        # Nobody reads our output any more, as in `shiplap train gpt2 --help | head`. What is still buffered must go
+        # nowhere, or the interpreter complains about it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    return exit_code
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -119,11 +74,11 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if verb not in _VERBS:
         raise UserError(f"there is no `shiplap {verb}`{did_you_mean(verb, _VERBS)}")
-    return _VERBS[verb][0](others)
+    return int(importlib.import_module(f"shiplap.commands.{verb}").run(others))
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in _VERBS.items())
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, text in _VERBS.items())
     return f"usage: shiplap VERB ...\n\n{shiplap.__doc__}\n\n{verbs}\n\n  --version  Show the version."
 
 

@@ -1,4 +1,4 @@
-"""Flags from the configuration dataclasses.
+"""What the verbs share on the command line: flags from dataclasses, the family before them, and reports of mistakes.
 
 `shiplap.config` knows nothing of tyro, which parses the flags. So each dataclass is mirrored by one that has the same
 fields with tyro's annotations, made from the metadata that `shiplap.config.option` keeps: flag and help text.
@@ -6,12 +6,43 @@ fields with tyro's annotations, made from the metadata that `shiplap.config.opti
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar, get_args
 
 from shiplap.config import UserError
+from shiplap.config.presets import PRESETS
+from shiplap.dist.agreement import AgreedError
 
 Config = TypeVar("Config")
+
+
+def parse_run(
+    config: type[Config], arguments: Sequence[str], *, verb: str, description: str
+) -> tuple[str, Config] | None:
+    """The family and the options of a verb such as `shiplap train gpt2`; None after `--help` in place of a family.
+
+    Args:
+        config: as in `parse_config`.
+        arguments: those after the verb.
+        verb: such as `train`.
+        description: what it does, for the help.
+
+    Raises:
+        UserError: there is no family, or one that does not exist; or as in `parse_config`.
+    """
+    first = next(iter(PRESETS))
+    if not arguments:
+        raise UserError(f"{verb} needs the name of a model: {', '.join(PRESETS)}. For example: shiplap {verb} {first}")
+    family, *flags = arguments
+    if family in ("-h", "--help"):
+        print(f"usage: shiplap {verb} {'|'.join(PRESETS)} [OPTIONS]\n\n{description}")
+        print(f"`shiplap {verb} {first} --help` lists the options.")
+        return None
+    if family not in PRESETS:
+        raise UserError(f"{verb}: there is no model {family}{did_you_mean(family, PRESETS)}")
+    return family, parse_config(config, flags, prog=f"shiplap {verb} {family}", description=description)
 
 
 def parse_config(config: type[Config], arguments: Sequence[str], *, prog: str, description: str) -> Config:
@@ -68,3 +99,33 @@ def _mirror(original: Any) -> Any:
 def _original(original: Any, mirror: Any) -> Any:
     """The real dataclass with the mirror's values; it checks itself."""
     return original(**{field.name: getattr(mirror, field.name) for field in dataclasses.fields(original)})
+
+
+def require_matplotlib(verb: str) -> None:
+    """Raise before anything runs, rather than after it, if the figure could not be drawn.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError(f"{verb} draws with matplotlib: pip install 'shiplap[train]'.") from None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: the closest known one, or all of them."""
+    names = list(known)
+    close = get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there is {', '.join(names)}."
+
+
+def report(error: UserError) -> None:
+    """Print a user error: once if all ranks know of it, else with the rank that found it."""
+    rank = os.environ.get("RANK")
+    if rank is None:
+        print(f"shiplap: error: {error}", file=sys.stderr)
+    elif not isinstance(error, AgreedError):
+        print(f"shiplap: error: rank {rank}: {error}", file=sys.stderr)
+    elif rank == "0":
+        print(f"shiplap: error: {error}", file=sys.stderr, flush=True)

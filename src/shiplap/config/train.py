@@ -240,3 +240,8 @@ class TrainConfig:
                 "--tp-comm-plan auto chooses by the clock, and some methods differ in the last bits, so it cannot be "
                 "had with --deterministic. Run `shiplap tune` once, and give its file with --tp-comm-plan."
             )
+
+    @property
+    def num_workers(self) -> int:
+        """Local ranks to start where no launcher starts them."""
+        return self.run.nproc or self.parallel.model_parallel_size

@@ -1,6 +1,8 @@
 """Everything that can be checked and opened before the first step, by the process that starts workers and by each."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +12,15 @@ from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
 from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
-from shiplap.dist import RankLayout
+from shiplap.dist import GlobalEnv, RankLayout
+from shiplap.dist.agreement import fail_together
+from shiplap.dist.launch import agreed_env
 from shiplap.inspection.meta_model import skeleton
 from shiplap.inspection.sites import sites_of_run
 from shiplap.inspection.strict import check_strict
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
+from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.save_folders import check_save_folders
 from shiplap.tuning.measured import MeasuredPlan
 from shiplap.tuning.run import given_plan
@@ -163,6 +168,21 @@ def _check_tokenizer(config: TrainConfig, checkpoint: str, *, vocab_size: int) -
         )
 
 
-def settings(family: str, config: TrainConfig) -> dict[str, object]:
-    """Everything that was asked for, by the name of its flag; all ranks must be started with the same."""
-    return {"the model": family} | flags_of(config)
+@contextmanager
+def joined_run(family: str, config: TrainConfig) -> Iterator[GlobalEnv]:
+    """Agree with the other ranks on what was asked for, and compute as `--deterministic` says while inside.
+
+    Args:
+        family: a key of `shiplap.models.registry.FAMILIES`.
+        config: the run; a verb may have added options of its own. All ranks must be started with the same.
+
+    Raises:
+        AgreedError: on every rank, if ranks were started with different options, or the environment of one contradicts
+            `--deterministic`.
+    """
+    settings = {"the model": family} | flags_of(config)
+    agreed = agreed_env(config.parallel, device=config.run.device, settings=settings)
+    with agreed as env, reproducible(config.run):
+        with fail_together():
+            check_environment(config.run)
+        yield env

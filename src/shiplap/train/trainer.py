@@ -7,13 +7,11 @@ from shiplap.config import TrainConfig
 from shiplap.dist import GlobalEnv, RankLayout
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.exposed import ExposedTime
-from shiplap.dist.launch import agreed_env
 from shiplap.inspection.site_table import site_table
 from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
 from shiplap.parallel import replicate
-from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import describe, make_model
 from shiplap.train.outputs import open_outputs
 from shiplap.train.plan import with_plan
@@ -23,7 +21,7 @@ from shiplap.train.run_folder import claim_run_folder
 from shiplap.train.sample import prompt_of, sample, text_of
 from shiplap.train.save_folders import claim_save_folders
 from shiplap.train.saving import save_what_is_due
-from shiplap.train.setup import Setup, set_up, settings
+from shiplap.train.setup import Setup, joined_run, set_up
 from shiplap.train.step import TrainStep
 from shiplap.train.validation import validation_loss
 from shiplap.tuning.run import conditions_of, note
@@ -39,10 +37,8 @@ def train(family: str, config: TrainConfig) -> None:
     Raises:
         AgreedError: on every rank, if any finds a mistake in what was asked for.
     """
-    agreed = agreed_env(config.parallel, device=config.run.device, settings=settings(family, config))
-    with agreed as env, reproducible(config.run):
+    with joined_run(family, config) as env:
         with fail_together():
-            check_environment(config.run)
             setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
         setup = with_plan(setup, env)
         # Only now: a run that some rank cannot begin leaves no folder behind.

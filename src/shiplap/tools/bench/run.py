@@ -13,7 +13,6 @@ from shiplap.config.bench import BenchConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.hardware import device_name
-from shiplap.dist.launch import agreed_env
 from shiplap.inspection.layers import ParallelLayer
 from shiplap.inspection.meta_model import skeleton
 from shiplap.inspection.sites import sites_of_run
@@ -25,9 +24,8 @@ from shiplap.tools.bench.parts import block_kinds, part_subjects
 from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import SEQUENTIAL, Subject, measure
 from shiplap.tools.bench.table import tables
-from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.run_folder import claim_run_folder
-from shiplap.train.setup import resolve_structure, settings
+from shiplap.train.setup import joined_run, resolve_structure
 from shiplap.tuning.candidates import Plan
 from shiplap.tuning.measured import MeasuredPlan
 from shiplap.tuning.probe import Workload, slowest_rank
@@ -49,10 +47,8 @@ def bench(family: str, config: BenchConfig) -> None:
     Raises:
         AgreedError: on every rank, if any finds a mistake in what was asked for.
     """
-    agreed = agreed_env(config.parallel, device=config.run.device, settings=settings(family, config))
-    with agreed as env, reproducible(config.run):
+    with joined_run(family, config) as env:
         with fail_together():
-            check_environment(config.run)
             bones = bare_model(family, config, rank=env.coordinate("tp"))
         with showing_progress("measured plan", is_shown=env.rank == 0) as progress:
             plan = _plan(config, bones, env, progress)

@@ -19,7 +19,6 @@ from shiplap.config.trace import TraceConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together, gather_texts
 from shiplap.dist.hooks import observing
-from shiplap.dist.launch import agreed_env
 from shiplap.models.decoder import DecoderModel
 from shiplap.tools.trace.chart import draw
 from shiplap.tools.trace.chrome import chrome_trace
@@ -31,11 +30,10 @@ from shiplap.tools.trace.recorder import Recorder
 from shiplap.tools.trace.slices import RankTrace, host_slices, rank_trace
 from shiplap.tools.trace.table import exposure_table
 from shiplap.tools.trace.watchers import Watchers
-from shiplap.train.determinism import check_environment, reproducible
 from shiplap.train.model import describe, make_model
 from shiplap.train.plan import with_plan
 from shiplap.train.run_folder import claim_run_folder
-from shiplap.train.setup import Setup, set_up, settings
+from shiplap.train.setup import Setup, joined_run, set_up
 from shiplap.train.trainer import new_step, read_step
 
 _logger = logging.getLogger(__name__)
@@ -52,10 +50,8 @@ def trace(family: str, config: TraceConfig) -> None:
     Raises:
         AgreedError: on every rank, if any finds a mistake in what was asked for.
     """
-    agreed = agreed_env(config.parallel, device=config.run.device, settings=settings(family, config))
-    with agreed as env, reproducible(config.run):
+    with joined_run(family, config) as env:
         with fail_together():
-            check_environment(config.run)
             setup = set_up(family, config.steps_only(), layout=env.layout, data_parallel_rank=env.coordinate("dp"))
         setup = with_plan(setup, env)
         # Only now: a run that some rank cannot begin leaves no folder behind.
