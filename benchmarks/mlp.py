@@ -66,7 +66,7 @@ def dtensor_mlp(mlp: MLP) -> nn.Module:
     """The same weights under PyTorch's own tensor and sequence parallelism."""
     env = GlobalEnv.instance()
     assert env.mesh is not None
-    hidden, ffn = mlp.fc1.weight.shape[1], mlp.fc1.weight.shape[0] * env.layout.tp
+    hidden, ffn = mlp.fc1.weight.shape[1], mlp.fc1.weight.shape[0] * env.layout.size("tp")
     full = nn.Sequential(nn.Linear(hidden, ffn), nn.GELU(), nn.Linear(ffn, hidden))
     plan = {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))}
     parallel: nn.Module = parallelize_module(full, env.mesh["tp"], plan)
@@ -114,7 +114,7 @@ def comm_only(x: Tensor, tokens: int) -> Step:
 def exchange_only(x: Tensor) -> Step:
     """As many shards each way as `comm_only` moves between two ranks, by send and receive: what the pipelines use."""
     env = GlobalEnv.instance()
-    group, size, rank = env.group("tp"), env.layout.tp, env.coordinate("tp")
+    group, size, rank = env.group("tp"), env.layout.size("tp"), env.coordinate("tp")
     assert group is not None
     outgoing, incoming = x.detach(), torch.empty_like(x)
 
@@ -152,7 +152,7 @@ def build_steps(arguments: argparse.Namespace) -> dict[str, Step]:
     mlps["DTensor"] = dtensor_mlp(reference)
 
     torch.manual_seed(1 + env.rank)
-    shard = arguments.sequence // env.layout.tp
+    shard = arguments.sequence // env.layout.size("tp")
     x, dy = torch.randn(shard, arguments.hidden, requires_grad=True), torch.randn(shard, arguments.hidden)
     expected = torch.autograd.grad(reference(x), x, dy)[0]
     for name, mlp in mlps.items():
@@ -212,14 +212,15 @@ def main() -> None:
         link = f"{int(rate) / 1e9:g} Gbit/s" if rate else "an unlimited link"
         sizes = f"S={arguments.sequence}, H={arguments.hidden}, F={arguments.ffn}"
         print(
-            f"MLP {sizes}, float32, TP {env.layout.tp}, {link}, {arguments.rounds} rounds\n{table(times)}", flush=True
+            f"MLP {sizes}, float32, {env.layout.topology()}, {link}, {arguments.rounds} rounds\n{table(times)}",
+            flush=True,
         )
         if arguments.output:
             record = {
                 "sequence": arguments.sequence,
                 "hidden": arguments.hidden,
                 "ffn": arguments.ffn,
-                "tensor_parallel_size": env.layout.tp,
+                "tensor_parallel_size": env.layout.size("tp"),
                 "link_bits_per_s": int(rate) if rate else None,
                 "torch": torch.__version__,
                 "machine": platform.machine(),

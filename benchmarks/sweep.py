@@ -115,7 +115,7 @@ def make_part(shape: Shape, parallel: ModelParallelConfig, env: GlobalEnv) -> Pa
 def tuned(part: Part, parallel: ModelParallelConfig, seconds: float | None) -> MeasuredPlan:
     """What `shiplap tune` finds for the part's layers."""
     conditions = Conditions(
-        tensor_parallel=part.env.layout.tp,
+        tensor_parallel=part.env.layout.size("tp"),
         data_parallel=1,
         sequence=part.workload.sequence,
         batch=1,
@@ -225,7 +225,7 @@ def measure(shape: Shape, arguments: argparse.Namespace, env: GlobalEnv) -> dict
         "sequence": shape.sequence,
         "hidden": shape.hidden,
         "ffn": shape.ffn,
-        "tensor_parallel_size": env.layout.tp,
+        "tensor_parallel_size": env.layout.size("tp"),
         "link_bits_per_s": int(rate) if (rate := os.environ.get("LINK_RATE_BITS")) else None,
         "tune_s": tune_s,
         "plan": {name: str(one) for name, one in plans.items()},

@@ -89,12 +89,12 @@ def adapted(kind: str, config: ModelParallelConfig, *, dropout: float = 0.0) -> 
     with torch.no_grad():
         shape = (OUTPUTS, RANK)
         full = torch.randn(shape)
-        layer.adapter.up.copy_(full.chunk(env.layout.tp)[env.coordinate("tp")] if column else full)
+        layer.adapter.up.copy_(full.chunk(env.layout.size("tp"))[env.coordinate("tp")] if column else full)
     x = torch.randn(SEQUENCE, BATCH, INPUTS)
     if column and config.sequence_parallel:
-        x = x.chunk(env.layout.tp)[env.coordinate("tp")]
+        x = x.chunk(env.layout.size("tp"))[env.coordinate("tp")]
     if not column:
-        x = x.chunk(env.layout.tp, dim=-1)[env.coordinate("tp")]
+        x = x.chunk(env.layout.size("tp"), dim=-1)[env.coordinate("tp")]
     return layer, x.clone().requires_grad_()
 
 

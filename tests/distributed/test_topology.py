@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shiplap import GlobalEnv, destroy_all_env, init_all_env
 from shiplap.config import UserError
 from shiplap.dist.agreement import AgreedError, check_same_everywhere, fail_together
+from tests.cases.topology import ToyConfig
 from tests.distributed.ranks import RankPool
 
 
@@ -43,6 +44,21 @@ def test_process_groups_follow_the_layout(ranks: Callable[[int], RankPool]) -> N
         assert members["pp"] == [rank - 4 * pp, rank - 4 * pp + 4]
         assert all(members[f"{axis} sum"] == sum(members[axis]) for axis in ("tp", "dp", "pp"))
         assert [members[f"{axis} place"] for axis in ("tp", "dp", "pp")] == [tp, dp, pp]
+
+
+def groups_with_another_axis() -> dict[str, list[int]]:
+    env = init_all_env(ToyConfig(tensor_parallel_size=2, toy_size=2), device="cpu")
+    assert env.mesh is not None
+    assert env.mesh.mesh_dim_names == ("pp", "dp", "toy", "tp")
+    members = {axis: dist.get_process_group_ranks(group.process_group) for axis, group in env.groups.items()}
+    destroy_all_env()
+    return members
+
+
+def test_another_axis_gets_its_groups(ranks: Callable[[int], RankPool]) -> None:
+    for rank, members in enumerate(ranks(4).run(groups_with_another_axis)):
+        tp, toy = rank % 2, rank // 2
+        assert members == {"toy": [tp, tp + 2], "tp": [2 * toy, 2 * toy + 1]}
 
 
 def world_that_does_not_fit() -> str:

@@ -1,8 +1,42 @@
 """How the model is laid out over ranks, and which communication hides behind which matrix product."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import prod
+from typing import ClassVar, Literal
 
-from shiplap.config.option import UserError, check_at_least, option
+from shiplap.config.option import UserError, check_at_least, flag_of, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """An axis of the device mesh: one way in which a run is divided over ranks.
+
+    Attributes:
+        name: short, such as `tp`.
+        title: for people, such as `tensor parallel`.
+        divides: what each rank along it has a part of. All ranks along an axis that divides the batch or the sequence
+            hold the same weights, and the gradients of these are partial.
+        option: the field of `ModelParallelConfig` that says its size; None for the axis that takes what is left of the
+            world.
+    """
+
+    name: str
+    title: str
+    divides: Literal["layers", "batch", "sequence", "weights"]
+    option: str | None
+
+    @property
+    def replicates_weights(self) -> bool:
+        """Whether all ranks along it hold the same weights."""
+        return self.divides in {"batch", "sequence"}
+
+
+AXES = (
+    Axis(name="pp", title="pipeline parallel", divides="layers", option="pipeline_parallel_size"),
+    Axis(name="dp", title="data parallel", divides="batch", option=None),
+    Axis(name="tp", title="tensor parallel", divides="weights", option="tensor_parallel_size"),
+)
+"""Slowest-varying first: ranks that are neighbours differ in the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +51,8 @@ class ModelParallelConfig:
         UserError: for sizes below 1, sequence parallelism with TP 1, overlap without sequence parallelism, or
             virtual pipeline stages without a pipeline.
     """
+
+    AXES: ClassVar[tuple[Axis, ...]] = AXES
 
     tensor_parallel_size: int = option(
         1,
@@ -68,13 +104,7 @@ class ModelParallelConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, by the name of the flag."""
-        for flag, size in (
-            ("--tensor-parallel", self.tensor_parallel_size),
-            ("--pipeline-parallel", self.pipeline_parallel_size),
-            ("--virtual-pipeline-parallel", self.virtual_pipeline_parallel_size),
-        ):
-            if size < 1:
-                raise UserError(f"{flag} must be at least 1, got {size}.")
+        check_at_least(self, 1, *(axis.option for axis in self.AXES if axis.option), "virtual_pipeline_parallel_size")
         if self.sequence_parallel and self.tensor_parallel_size == 1:
             raise UserError(
                 "--sequence-parallel shards the sequence over the tensor-parallel ranks, so it needs "
@@ -97,9 +127,16 @@ class ModelParallelConfig:
             )
 
     @property
+    def chosen_sizes(self) -> dict[str, int]:
+        """Sizes of the axes that have an option, by its flag, fastest-varying first."""
+        flags = {field.name: flag_of(field) for field in fields(self)}
+        options = [axis.option for axis in reversed(self.AXES) if axis.option is not None]
+        return {flags[option]: getattr(self, option) for option in options}
+
+    @property
     def model_parallel_size(self) -> int:
-        """Ranks that hold one copy of the model: TP × PP."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """The least number of ranks, of which the world is a multiple: TP × PP."""
+        return prod(self.chosen_sizes.values())
 
 
 AUTO = "auto"

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shiplap.config.option import UserError
 from shiplap.config.parallel import ModelParallelConfig
-from shiplap.dist.axes import AXES, RankLayout, layout_for
+from shiplap.dist.axes import RankLayout, layout_for
 from shiplap.dist.group import RankGroup
 
 
@@ -32,7 +32,7 @@ class GlobalEnv:
         layout: sizes of the axes, and which rank sits where.
         rank: this process, in 0 … world size - 1.
         device: where this rank computes.
-        mesh: the device mesh with axes pp, dp, tp; None for a single process without torch.distributed.
+        mesh: the device mesh with the layout's axes; None for a single process without torch.distributed.
         groups: this rank's group along each axis that has more than one rank.
         owns_process_group: `init_all_env` joined torch.distributed, so `destroy_all_env` leaves it.
     """
@@ -59,12 +59,22 @@ class GlobalEnv:
         return cls._instance
 
     def group(self, axis: str) -> RankGroup | None:
-        """The ranks along `pp`, `dp` or `tp` that this rank belongs to; None where it would be alone."""
+        """The ranks along an axis, such as `tp`, that this rank belongs to; None where it would be alone."""
         return self.groups.get(axis)
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along `pp`, `dp` or `tp`."""
+        """This rank's place along an axis, such as `tp`."""
         return self.layout.coordinates(self.rank)[axis]
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the `layout.data_size` parts of the data this rank reads."""
+        return self.layout.data_rank(self.rank)
+
+    @property
+    def is_in_first_replica(self) -> bool:
+        """Whether this rank holds a part of the copy of the model that is saved and sampled from."""
+        return self.layout.is_in_first_replica(self.rank)
 
     def overview(self) -> str:
         """All groups as text, and which rank this is."""
@@ -80,7 +90,7 @@ def init_all_env(
     virtual_pipeline_parallel_size: int = 1,
     device: str | None = None,
 ) -> GlobalEnv:
-    """Join torch.distributed (unless somebody has), lay out the ranks and make the process groups.
+    """Join torch.distributed (if needed), lay out the ranks and make the process groups.
 
     Under `torchrun` the world is what it says. Without it there is one process, and no process group is made.
 
@@ -96,7 +106,7 @@ def init_all_env(
         The environment, which `GlobalEnv.instance()` also gives from now on.
 
     Raises:
-        UserError: the world size is not a multiple of TP × PP, or CUDA is asked for and absent.
+        UserError: the world size is not a multiple of the axes' sizes, or CUDA is asked for and absent.
         RuntimeError: the environment was initialised before; `destroy_all_env` undoes it.
     """
     if GlobalEnv._instance is not None:
@@ -116,9 +126,8 @@ def init_all_env(
         dist.init_process_group(backend)
     mesh, groups = None, {}
     if dist.is_initialized():
-        sizes = tuple(getattr(layout, axis) for axis in AXES)
-        mesh = init_device_mesh(this_device.type, sizes, mesh_dim_names=AXES)
-        groups = {axis: RankGroup(mesh.get_group(axis)) for axis in AXES if getattr(layout, axis) > 1}
+        mesh = init_device_mesh(this_device.type, layout.shape, mesh_dim_names=tuple(layout.sizes))
+        groups = {axis: RankGroup(mesh.get_group(axis)) for axis, size in layout.sizes.items() if size > 1}
     GlobalEnv._instance = GlobalEnv(
         config=config,
         layout=layout,
@@ -144,7 +153,7 @@ def destroy_all_env() -> None:
     if env.owns_process_group:
         dist.destroy_process_group()
     else:
-        for axis in AXES:
+        for axis in env.layout.sizes:
             process_group = mesh.get_group(axis)
             if process_group is not dist.group.WORLD:
                 dist.destroy_process_group(process_group)

@@ -44,7 +44,7 @@ def write(directory: str, config: GenerateConfig, prompt: str) -> bool:
     settings = {"the model's folder": directory, "the prompt": prompt, **flags_of(config)}
     with agreed_env(machine.parallel, device=machine.device, settings=settings) as env:
         with fail_together():
-            if env.layout.dp > 1:
+            if env.layout.data_size > 1:
                 raise UserError(
                     f"--tensor-parallel {machine.tensor_parallel_size} needs as many ranks, but the launcher started "
                     f"{env.layout.world_size}. generate has no use for more."

@@ -27,7 +27,7 @@ def make_model(setup: Setup, env: GlobalEnv) -> DecoderModel:
         _adapt(model, setup, env)
     if setup.plan is not None:
         setup.plan.apply(model)
-    torch.manual_seed(seed + 1 + env.coordinate("dp"))
+    torch.manual_seed(seed + 1 + env.data_rank)
     return model.to(env.device)
 
 

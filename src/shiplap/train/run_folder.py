@@ -74,7 +74,7 @@ def write_config(folder: Path, setup: Setup, layout: RankLayout) -> None:
         "transformer": dataclasses.asdict(setup.model),
         "options": dataclasses.asdict(resolved),
         "world_size": layout.world_size,
-        "layout": dataclasses.asdict(layout),
+        "layout": layout.sizes,
         "versions": {
             "shiplap": shiplap.__version__,
             "torch": torch.__version__,

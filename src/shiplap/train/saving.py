@@ -29,7 +29,7 @@ def save_what_is_due(setup: Setup, model: DecoderModel, step: int, *, env: Globa
     if not is_save_due(config, step):
         return saved
     # One replica is enough; all of its TP ranks must take part.
-    is_writing = env.coordinate("dp") == 0
+    is_writing = env.is_in_first_replica
     if config.run.save is not None:
         folder = step_folder(config.run.save, step)
         with fail_together():

@@ -82,12 +82,12 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         if not config.plan.is_auto:
             check_strict(config.parallel, sites_of_run(bones, config))
     options = config.data
-    num_micro_batches = options.num_micro_batches(layout.dp)
+    num_micro_batches = options.num_micro_batches(layout.data_size)
     data = open_data(
         options,
         vocab_size=model.vocab_size,
         data_parallel_rank=data_parallel_rank,
-        data_parallel_size=layout.dp,
+        data_parallel_size=layout.data_size,
         seed=config.run.seed,
         validation=config.run.val_loss_every > 0,
     )
@@ -100,7 +100,7 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         plan=plan,
         data=data,
         num_micro_batches=num_micro_batches,
-        tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.dp,
+        tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.data_size,
     )
 
 

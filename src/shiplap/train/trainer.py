@@ -39,7 +39,7 @@ def train(family: str, config: TrainConfig) -> None:
     """
     with joined_run(family, config) as env:
         with fail_together():
-            setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.coordinate("dp"))
+            setup = set_up(family, config, layout=env.layout, data_parallel_rank=env.data_rank)
         setup = with_plan(setup, env)
         # Only now: a run that some rank cannot begin leaves no folder behind.
         with fail_together():
@@ -140,7 +140,7 @@ class _Run:
             )
             self.reports.on_validation(num_done, loss)
         # One replica is enough; all of its TP ranks must take part.
-        if is_due(options.sample_every) and self.env.coordinate("dp") == 0:
+        if is_due(options.sample_every) and self.env.is_in_first_replica:
             self.reports.on_sample(num_done, self._sample())
         for folder in save_what_is_due(self.setup, self.model, num_done, env=self.env):
             self.reports.on_save(num_done, folder)

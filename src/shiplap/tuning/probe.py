@@ -223,6 +223,6 @@ def _product_of(layer: ParallelLayer, workload: Workload, device: torch.device) 
 def slowest_rank(milliseconds: float, env: GlobalEnv) -> float:
     """The largest of all ranks' times, the same on every rank: they leave together."""
     largest = torch.tensor(milliseconds, device=env.device)
-    for axis in ("tp", "dp", "pp"):
-        largest = all_reduce(largest, env.group(axis), MAX).wait()
+    for group in env.groups.values():
+        largest = all_reduce(largest, group, MAX).wait()
     return float(largest)

@@ -37,7 +37,7 @@ def conditions_of(config: TrainConfig, layout: RankLayout, *, on_device: bool = 
     device = torch.device(config.run.device)
     return Conditions(
         tensor_parallel=size,
-        data_parallel=layout.dp,
+        data_parallel=layout.data_size,
         sequence=sequence + -sequence % size,
         batch=config.data.batch_size,
         dtype=config.run.dtype,

@@ -106,7 +106,7 @@ def _subject(part: Part, kind: BlockKind, *, found: Found, plan_of: PlanOf | Non
     there = {title: step for title, step in seated.items() if not isinstance(step, str)}
     for title, step in there.items():
         variants[title] = partial(part.timed, title, step)
-    size = part.env.layout.tp
+    size = part.env.layout.size("tp")
     return Subject(
         what="part",
         name=part.name + kind.label,

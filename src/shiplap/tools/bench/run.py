@@ -187,8 +187,8 @@ def _context(family: str, config: BenchConfig, env: GlobalEnv) -> dict[str, obje
     """What is the same for all measurements."""
     return {
         "family": family,
-        "tensor_parallel_size": env.layout.tp,
-        "data_parallel_size": env.layout.dp,
+        "tensor_parallel_size": env.layout.size("tp"),
+        "data_parallel_size": env.layout.size("dp"),
         "batch_size": config.data.batch_size,
         "sequence_tokens": conditions_of(config, env.layout).sequence,
         "dtype": config.run.dtype,

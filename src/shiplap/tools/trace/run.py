@@ -52,7 +52,7 @@ def trace(family: str, config: TraceConfig) -> None:
     """
     with joined_run(family, config) as env:
         with fail_together():
-            setup = set_up(family, config.steps_only(), layout=env.layout, data_parallel_rank=env.coordinate("dp"))
+            setup = set_up(family, config.steps_only(), layout=env.layout, data_parallel_rank=env.data_rank)
         setup = with_plan(setup, env)
         # Only now: a run that some rank cannot begin leaves no folder behind.
         with fail_together():
@@ -98,10 +98,12 @@ def _headline(setup: Setup, model: DecoderModel, env: GlobalEnv, config: TraceCo
     lines = [env.overview(), describe(setup, model)]
     if ignored := config.ignored():
         lines.append(f"Nothing comes between the steps of a trace: {', '.join(ignored)} does nothing here.")
-    if env.layout.tp == 1:
+    if env.layout.size("tp") == 1:
         lines.append("TP 1: there is no tensor-parallel communication to show, only what is computed.")
-    if env.layout.dp > 1 and env.device.type == "cpu":
-        lines.append(f"DP {env.layout.dp}: PyTorch sums gradients over the replicas itself, which is not recorded.")
+    if env.layout.size("dp") > 1 and env.device.type == "cpu":
+        lines.append(
+            f"DP {env.layout.size('dp')}: PyTorch sums gradients over the replicas itself, which is not recorded."
+        )
     lines.append(f"warm-up steps: {config.trace.trace_warmup}, traced steps: {config.trace.trace_steps}")
     return "\n".join(lines)
 
@@ -206,10 +208,10 @@ def _write(
     steps, sites = step_exposures(traced, losses), site_exposures(traced)
     num_steps = len(traced[0].step_ms)
     rows = mean_rows(sites, num_ranks=len(traced), num_steps=num_steps)
-    topology = f"TP {env.layout.tp} × DP {env.layout.dp}" + (" + SP" if setup.config.parallel.sequence_parallel else "")
+    topology = env.layout.topology() + (" + SP" if setup.config.parallel.sequence_parallel else "")
     title = f"Exposed communication: {setup.family}, {topology}, {setup.config.run.dtype}, {setup.config.run.device}"
     notes = {"clocks": clocks.in_words(), "run": title, "lanes from": _source(setup)}
-    content = chrome_trace(traced, [_name(env, rank) for rank in range(len(traced))], notes)
+    content = chrome_trace(traced, [env.layout.rank_name(rank) for rank in range(len(traced))], notes)
     try:
         (folder / "trace.json").write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
         lines = [json.dumps(asdict(item)) for items in (steps, sites) for item in items]
@@ -227,11 +229,6 @@ def _source(setup: Setup) -> str:
     if setup.config.run.device == "cuda":
         return "kernels as PyTorch's profiler saw them on the device; waiting is a stream that stands still"
     return "the host's clock; waiting is a host that is blocked"
-
-
-def _name(env: GlobalEnv, rank: int) -> str:
-    place = env.layout.coordinates(rank)
-    return f"rank {rank} (tp {place['tp']}, dp {place['dp']})"
 
 
 def _summary(folder: Path, table: str, steps: Sequence[StepExposure], clocks: Clocks) -> str:

@@ -115,5 +115,5 @@ def _job(env: GlobalEnv) -> dict[str, object]:
         "pytorch": torch.__version__,
         "device": device_name(env.device),
         "num_ranks": env.layout.world_size,
-        "tensor_parallel_size": env.layout.tp,
+        "tensor_parallel_size": env.layout.size("tp"),
     }

@@ -45,7 +45,7 @@ class DTensorPeer:
             return "has no simple counterpart of experts"
         if any(layer.adapter is not None for layer in part.layers.values()):
             return "no adapters in this comparison"
-        size = part.env.layout.tp
+        size = part.env.layout.size("tp")
         for layer in part.layers.values():
             shard = layer.module.shards["weight"]
             if shard.is_shared(size):
