@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from shiplap import ModelParallelConfig
 from shiplap.config import TransformerConfig
-from shiplap.config.generate import SamplingOptions
 from shiplap.config.presets import preset
 from shiplap.generation import generate
+from shiplap.generation.options import SamplingOptions
 from shiplap.models.registry import build_model
 
 Writer = Callable[[], Iterator[list[int | None]]]

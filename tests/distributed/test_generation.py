@@ -11,8 +11,8 @@ import torch
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.checkpoint import load_huggingface
-from shiplap.config.generate import SamplingOptions
 from shiplap.generation import generate
+from shiplap.generation.options import SamplingOptions
 from shiplap.layers.cache import KeyValueCache
 from tests.cases import models
 from tests.distributed.ranks import RankPool

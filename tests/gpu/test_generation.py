@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
-from shiplap.config.generate import SamplingOptions
 from shiplap.generation import generate
+from shiplap.generation.options import SamplingOptions
 from tests.cases import models
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_generation import cache_errors

@@ -9,13 +9,13 @@ import pytest
 
 from shiplap.commands.main import main
 from shiplap.config import DataOptions, ModelOptions, ModelParallelConfig, TrainConfig, UserError
-from shiplap.config.bench import BenchOptions
 from shiplap.config.lora import LoraOptions
 from shiplap.inspection.meta_model import skeleton
 from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
 from shiplap.tools.bench.figure import draw
 from shiplap.tools.bench.layers import fields_of, layer_kinds, message_bytes, ways_of
+from shiplap.tools.bench.options import BenchOptions
 from shiplap.tools.bench.parts import block_kinds
 from shiplap.tools.bench.peers import PEERS
 from shiplap.tools.bench.result import Result

@@ -11,11 +11,11 @@ from torch import nn
 
 from shiplap import ModelParallelConfig
 from shiplap.checkpoint import newest_checkpoint
-from shiplap.config.generate import SamplingOptions
 from shiplap.data import ByteTokenizer, HuggingFaceTokenizer
 from shiplap.generation import generate
-from shiplap.generation.choose import Chooser, probabilities
-from shiplap.generation.text import TextStream
+from shiplap.generation.decode import Chooser, probabilities
+from shiplap.generation.options import SamplingOptions
+from shiplap.generation.write import TextStream
 from shiplap.layers.cache import KeyValueCache
 from tests.cases.models import CONFIGS, VOCABULARY, build
 

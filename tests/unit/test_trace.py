@@ -12,7 +12,6 @@ from torch import nn
 from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
-from shiplap.config.trace import TraceConfig, TraceOptions
 from shiplap.dist.collectives import Pending
 from shiplap.dist.hooks import at_site, is_observed, observing, running_product, told_of
 from shiplap.tools.trace.chart import draw
@@ -20,6 +19,7 @@ from shiplap.tools.trace.chrome import chrome_trace, in_lanes
 from shiplap.tools.trace.clocks import clocks_of
 from shiplap.tools.trace.exposure import folded, mean_rows, mean_step, site_exposures, step_exposures
 from shiplap.tools.trace.layers import telling_modules
+from shiplap.tools.trace.options import TraceConfig, TraceOptions
 from shiplap.tools.trace.recorder import Recorder
 from shiplap.tools.trace.slices import RankTrace, Slice, host_slices, rank_trace, union_ns
 from shiplap.tools.trace.spans import Lane, Place, Span

@@ -5,8 +5,8 @@ from functools import partial
 
 from shiplap.commands.options import parse_run, require_matplotlib
 from shiplap.commands.run_on_ranks import run_on_ranks
-from shiplap.config.bench import BenchConfig
 from shiplap.dist import layout_for
+from shiplap.tools.bench.options import BenchConfig
 from shiplap.train.determinism import check_environment
 
 _DESCRIPTION = (
@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     family, config = parsed
     require_matplotlib("bench")
-    from shiplap.tools.bench import bare_model, bench, claim_bench_folder  # draws with matplotlib
+    from shiplap.tools.bench.run import bare_model, bench, claim_bench_folder  # draws with matplotlib
 
     def check() -> None:
         layout_for(config.parallel, config.num_workers)

@@ -9,9 +9,9 @@ from pathlib import Path
 from shiplap.commands.options import parse_config
 from shiplap.commands.run_on_ranks import UNREAD, run_on_ranks
 from shiplap.config import UserError
-from shiplap.config.generate import GenerateConfig
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.environment import under_torchrun
+from shiplap.generation.options import GenerateConfig
 from shiplap.generation.source import open_source, read_prompt
 from shiplap.generation.write import write
 

@@ -5,8 +5,8 @@ from functools import partial
 
 from shiplap.commands.options import parse_run, require_matplotlib
 from shiplap.commands.run_on_ranks import run_on_ranks
-from shiplap.config.trace import TraceConfig
 from shiplap.dist import layout_for
+from shiplap.tools.trace.options import TraceConfig
 from shiplap.train.determinism import check_environment
 from shiplap.train.setup import set_up
 
@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     family, config = parsed
     require_matplotlib("trace")
-    from shiplap.tools.trace import claim_trace_folder, trace  # draws with matplotlib
+    from shiplap.tools.trace.run import claim_trace_folder, trace  # draws with matplotlib
 
     def check() -> None:
         check_environment(config.run)

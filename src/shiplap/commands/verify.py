@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from shiplap.commands.options import parse_config
 from shiplap.commands.run_on_ranks import UNREAD, run_on_ranks
-from shiplap.config.verify import VerifyConfig
-from shiplap.tools.verify import check_writable, verify
+from shiplap.tools.verify.options import VerifyConfig
+from shiplap.tools.verify.run import verify
+from shiplap.tools.verify.table import check_writable
 
 _DESCRIPTION = (
     "Check the parallel layers on this machine's devices, or under torchrun on all machines of the job: output and "

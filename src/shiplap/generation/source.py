@@ -6,10 +6,10 @@ from pathlib import Path
 
 from shiplap.checkpoint import check_huggingface, newest_checkpoint, read_adapters
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.generate import GenerateConfig, TextOptions
 from shiplap.config.huggingface import read_config
 from shiplap.config.json_fields import read_json_object
 from shiplap.data import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, open_tokenizer
+from shiplap.generation.options import GenerateConfig, TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)

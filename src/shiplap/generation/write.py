@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,16 +11,17 @@ from torch import nn
 
 from shiplap.checkpoint import load_adapters, load_huggingface
 from shiplap.config import UserError
-from shiplap.config.generate import GenerateConfig
 from shiplap.config.option import flags_of
+from shiplap.data import Tokenizer
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.launch import agreed_env
 from shiplap.generation.decode import generate
+from shiplap.generation.options import GenerateConfig
 from shiplap.generation.source import Source, open_source
-from shiplap.generation.text import TextStream
 from shiplap.lora import merge, remove_adapters
 
+_UNDECODABLE = "\ufffd"
 Steps = Iterator[list[int | None]]
 
 
@@ -70,6 +71,46 @@ def write(directory: str, config: GenerateConfig, prompt: str) -> bool:
         else:
             deque(steps, maxlen=0)  # the other ranks compute, and say nothing
     return output.is_read
+
+
+class TextStream:
+    """Turns tokens into text piece by piece: the pieces put together are the text of all tokens.
+
+    A token may end in the middle of a character, and what a token reads as may depend on its neighbours. So tokens are
+    decoded together with some before them, and undecodable text at the end is held back until more tokens decide it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        """Nothing said yet.
+
+        Args:
+            tokenizer: of the tokens.
+            before: tokens that come before the text, such as the prompt; not part of it.
+        """
+        self._tokenizer = tokenizer
+        # The tokens that are still decoded. Some of them are old: the text of those is `_shown` characters long.
+        self._tokens = list(before)
+        self._num_old = len(self._tokens)
+        self._shown = len(tokenizer.decode(self._tokens))
+
+    def push(self, token: int) -> str:
+        """The text that one more token makes certain; often of this token, sometimes none, or that of several."""
+        self._tokens.append(token)
+        text = self._tokenizer.decode(self._tokens)
+        certain = text.rstrip(_UNDECODABLE)
+        new = certain[self._shown :]
+        if new and certain == text:
+            # The old tokens have served; what was new until now is enough to read the next ones by.
+            del self._tokens[: self._num_old]
+            self._num_old = len(self._tokens)
+            self._shown = len(self._tokenizer.decode(self._tokens))
+        else:
+            self._shown += len(new)
+        return new
+
+    def end(self) -> str:
+        """What was held back."""
+        return self._tokenizer.decode(self._tokens)[self._shown :]
 
 
 class _Output:

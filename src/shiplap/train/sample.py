@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from shiplap.config.generate import SamplingOptions
 from shiplap.data import Tokenizer
 from shiplap.dist.collectives import Group
 from shiplap.generation import generate
+from shiplap.generation.options import SamplingOptions
 
 
 def prompt_of(tokenizer: Tokenizer | None) -> list[int]:

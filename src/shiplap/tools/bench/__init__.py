@@ -9,7 +9,3 @@
 | `table.py`, `figure.py` | how it is shown |
 | `run.py` | one rank's part of it all |
 """
-
-from shiplap.tools.bench.run import bare_model, bench, claim_bench_folder
-
-__all__ = ["bare_model", "bench", "claim_bench_folder"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from shiplap.config import TrainConfig, UserError
-from shiplap.config.bench import BenchConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.hardware import device_name
@@ -20,6 +19,7 @@ from shiplap.inspection.strict import check_strict
 from shiplap.models.decoder import DecoderModel
 from shiplap.tools.bench.figure import draw
 from shiplap.tools.bench.layers import PlanOf, layer_kinds, layer_subjects
+from shiplap.tools.bench.options import BenchConfig
 from shiplap.tools.bench.parts import block_kinds, part_subjects
 from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import SEQUENTIAL, Subject, measure

@@ -13,7 +13,3 @@
 | `exposure.py`, `table.py`, `chart.py` | exposed communication by layer and by step: numbers, table, picture |
 | `run.py` | one rank's part of it |
 """
-
-from shiplap.tools.trace.run import claim_trace_folder, trace
-
-__all__ = ["claim_trace_folder", "trace"]

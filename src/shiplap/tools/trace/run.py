@@ -15,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from shiplap.config import UserError
-from shiplap.config.trace import TraceConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together, gather_texts
 from shiplap.dist.hooks import observing
@@ -26,6 +25,7 @@ from shiplap.tools.trace.clocks import Clocks, compare_clocks
 from shiplap.tools.trace.device import device_slices
 from shiplap.tools.trace.exposure import StepExposure, mean_rows, mean_step, site_exposures, step_exposures
 from shiplap.tools.trace.layers import layer_kinds, telling_modules
+from shiplap.tools.trace.options import TraceConfig
 from shiplap.tools.trace.recorder import Recorder
 from shiplap.tools.trace.slices import RankTrace, host_slices, rank_trace
 from shiplap.tools.trace.table import exposure_table

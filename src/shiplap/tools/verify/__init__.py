@@ -10,8 +10,3 @@
 | `table` | how it is shown |
 | `run` | one rank's part of it all |
 """
-
-from shiplap.tools.verify.run import verify
-from shiplap.tools.verify.table import check_writable
-
-__all__ = ["check_writable", "verify"]

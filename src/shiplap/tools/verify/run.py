@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 
 from shiplap.config.option import flags_of
-from shiplap.config.verify import VerifyConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together, gather_texts
 from shiplap.dist.hardware import device_name
 from shiplap.dist.launch import agreed_env
 from shiplap.tools.verify.cases import CaseGroup, all_groups
+from shiplap.tools.verify.options import VerifyConfig
 from shiplap.tools.verify.table import Table, check_writable, write_json
 from shiplap.tools.verify.verdict import Baselines, Finding, Row, agree, find_out
 
