@@ -4,7 +4,7 @@ from torch import nn
 
 from shiplap.layers.mlp import GeluMLP
 from shiplap.layers.norm import LayerNorm
-from shiplap.layers.position import LearnedPositions
+from shiplap.layers.positions import LearnedPositions
 from shiplap.models.build import Build
 from shiplap.models.decoder import DecoderModel
 

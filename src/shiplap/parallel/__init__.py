@@ -1,5 +1,6 @@
-"""Data parallelism: several replicas of the model, each on its own part of the batch. Thin, over PyTorch's own."""
+"""How a built model is parallelised beyond the layers that it consists of."""
 
-from shiplap.parallel.data import accumulating, replicate
+from shiplap.parallel.apply import apply
+from shiplap.parallel.data import accumulating
 
-__all__ = ["accumulating", "replicate"]
+__all__ = ["accumulating", "apply"]

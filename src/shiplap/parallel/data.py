@@ -9,7 +9,7 @@ from shiplap.dist.collectives import Group
 
 
 def replicate(model: nn.Module, group: Group) -> nn.Module:
-    """What to call for a training loss: the model, its gradients averaged over the replicas in backward.
+    """The model, its gradients averaged over the replicas in backward.
 
     Args:
         model: on its device, with the same weights on all ranks of the group.

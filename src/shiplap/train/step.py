@@ -54,7 +54,7 @@ class TrainStep:
 
     Attributes:
         model: this rank's shard of the model.
-        replica: the model as `replicate` gave it.
+        replica: the model as `parallel.apply` gave it.
         optimizer: of the model's parameters.
         options: rates and clipping.
         dtype: `float32` or `bfloat16`.

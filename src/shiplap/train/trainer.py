@@ -11,7 +11,7 @@ from shiplap.inspection.site_table import site_table
 from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
-from shiplap.parallel import replicate
+from shiplap.parallel import apply
 from shiplap.train.model import describe, make_model
 from shiplap.train.outputs import open_outputs
 from shiplap.train.plan import with_plan
@@ -73,7 +73,7 @@ def new_step(setup: Setup, model: DecoderModel, env: GlobalEnv) -> TrainStep:
     options = setup.config.optimizer
     return TrainStep(
         model=model,
-        replica=replicate(model, env.group("dp")),
+        replica=apply(model, env),
         optimizer=build_adamw(model, options, fused=env.device.type == "cuda"),
         options=options,
         dtype=setup.config.run.dtype,
