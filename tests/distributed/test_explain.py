@@ -24,8 +24,8 @@ from shiplap.tensor_parallel import function
 from shiplap.tensor_parallel.linear import RowParallelLinear
 from shiplap.train import trainer
 from shiplap.train.model import make_model
-from shiplap.train.precision import computing_in
 from shiplap.train.setup import Setup, resolve_structure
+from shiplap.train.step import computing_in
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_train import command
 

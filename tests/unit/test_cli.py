@@ -16,7 +16,7 @@ import shiplap
 from shiplap.commands.main import main
 from shiplap.config import TrainConfig
 from shiplap.data import write_token_file
-from shiplap.train.run_folder import claim_run_folder
+from shiplap.train.folders import claim_run_folder
 
 Command = Callable[[str], tuple[int, str, str]]
 
@@ -238,8 +238,6 @@ def test_the_written_options_make_the_same_config_again(shiplap_command: Command
 def test_missing_extras_are_said_once_and_change_nothing_else(
     shiplap_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for loaded in ("shiplap.train.tensorboard", "shiplap.train.loss_curve"):
-        monkeypatch.delitem(sys.modules, loaded, raising=False)
     for missing in ("tensorboard", "torch.utils.tensorboard", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, missing, None)
     code, out, _ = shiplap_command(f"{SMALL} --run-dir run")

@@ -7,8 +7,7 @@ from shiplap.commands.options import parse_run
 from shiplap.commands.run_on_ranks import run_on_ranks
 from shiplap.config import TrainConfig
 from shiplap.dist import layout_for
-from shiplap.train.run_folder import claim_run_folder
-from shiplap.train.save_folders import claim_save_folders
+from shiplap.train.folders import claim_run_folder, claim_save_folders
 from shiplap.train.setup import set_up
 from shiplap.train.trainer import train
 

@@ -21,9 +21,10 @@ from shiplap.inspection.strict import check_strict
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import ALL_LINEAR
 from shiplap.train.determinism import check_environment, reproducible
-from shiplap.train.save_folders import check_save_folders
+from shiplap.train.folders import check_save_folders
 from shiplap.tuning.measured import MeasuredPlan
-from shiplap.tuning.run import given_plan
+from shiplap.tuning.progress import showing_progress
+from shiplap.tuning.run import check_same_plan, found_or_measured, given_plan
 
 # Files that a tokenizer may consist of, of which shiplap can read none.
 _OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer_config.json")
@@ -102,6 +103,28 @@ def set_up(family: str, config: TrainConfig, *, layout: RankLayout, data_paralle
         num_micro_batches=num_micro_batches,
         tokens_per_step=num_micro_batches * options.batch_size * options.sequence_length * layout.data_size,
     )
+
+
+def with_plan(setup: Setup, env: GlobalEnv) -> Setup:
+    """The run with the plan of `--tp-comm-plan`. All ranks call this together.
+
+    Raises:
+        AgreedError: on every rank, if ranks were given different plans, what is kept of earlier runs cannot be used, or
+            the plan leaves a switch without effect that `--tp-comm-strict` wants to act.
+    """
+    config = setup.config
+    if config.plan.tp_comm_plan is None:
+        return setup
+    if not config.plan.is_auto:
+        check_same_plan(config, setup.plan)
+        return setup
+    bones = skeleton(setup.family, config, model=setup.model, adapters=setup.adapters, rank=env.coordinate("tp"))
+    with showing_progress("measuring what overlaps best", is_shown=env.rank == 0) as progress:
+        plan = found_or_measured(config, bones, env, progress)
+    plan.apply(bones)
+    with fail_together():
+        check_strict(config.parallel, sites_of_run(bones, config))
+    return dataclasses.replace(setup, plan=plan)
 
 
 def resolve_structure(family: str, config: TrainConfig) -> tuple[TransformerConfig, Adapters | None]:

@@ -1,6 +1,7 @@
 """One optimizer step: forward and backward over the micro-batches, clipping, update."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -8,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shiplap.config import OptimizerOptions
+from shiplap.config import OptimizerOptions, UserError
 from shiplap.dist import GlobalEnv
-from shiplap.dist.agreement import AgreedError
-from shiplap.dist.collectives import all_reduce, size_of
+from shiplap.dist.agreement import AgreedError, fail_together
+from shiplap.dist.collectives import Group, all_reduce, size_of
 from shiplap.dist.exposed import ExposedTime, measuring
 from shiplap.layers.moe import Balance
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import clip_gradients, learning_rate_at, set_learning_rate
 from shiplap.parallel import accumulating
-from shiplap.train.precision import computing_in
-from shiplap.train.reading import Batch
 
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets, each int64 `[B, S]`."""
 _MEASURED_ON_CUDA = 10
 """Waits are measured in one of so many steps there. A wait's two events cost 15 µs of a host whose launches cost 10
 (one H200, 2026-11-30); `llama3-1b` at TP 2 has some 200 waits a step, so measuring every step could cost 3 ms of 120
@@ -132,3 +133,31 @@ class TrainStep:
                 (loss / len(micro_batches)).backward()
             total += loss.detach()
         return total / len(micro_batches)
+
+
+def computing_in(dtype: str, device: torch.device) -> torch.autocast:
+    """Run a forward pass inside: `bfloat16` means autocast, `float32` nothing. Parameters are float32 either way."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def read_together(read: Callable[[], list[Batch]], data_parallel_group: Group) -> list[Batch]:
+    """What `read` gives, if all ranks can read theirs.
+
+    TP ranks of a replica read the same, so they fail alike. Replicas read different parts of the data, so they ask
+    each other, with one number a call: this runs in every step, and `fail_together` takes five times as long.
+
+    Raises:
+        AgreedError: on every rank, if `read` raised a `UserError` on any.
+    """
+    batches: list[Batch] = []
+    found: UserError | None = None
+    try:
+        batches = read()
+    except UserError as error:
+        found = error
+    failures = all_reduce(torch.tensor(float(found is not None)), data_parallel_group).wait()
+    if failures > 0:
+        with fail_together():
+            if found is not None:
+                raise found
+    return batches

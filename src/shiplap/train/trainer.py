@@ -12,18 +12,13 @@ from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import build_adamw
 from shiplap.parallel import apply
-from shiplap.train.model import describe, make_model
-from shiplap.train.outputs import open_outputs
-from shiplap.train.plan import with_plan
-from shiplap.train.reading import Batch, read_together
-from shiplap.train.report import Reports, StepRecord
-from shiplap.train.run_folder import claim_run_folder
-from shiplap.train.sample import prompt_of, sample, text_of
-from shiplap.train.save_folders import claim_save_folders
-from shiplap.train.saving import save_what_is_due
-from shiplap.train.setup import Setup, joined_run, set_up
-from shiplap.train.step import TrainStep
-from shiplap.train.validation import validation_loss
+from shiplap.train.files import open_reports
+from shiplap.train.folders import claim_run_folder, claim_save_folders
+from shiplap.train.model import describe, make_model, save_what_is_due
+from shiplap.train.reports import Report, StepRecord
+from shiplap.train.setup import Setup, joined_run, set_up, with_plan
+from shiplap.train.step import Batch, TrainStep, read_together
+from shiplap.train.validation import prompt_of, sample, text_of, validation_loss
 from shiplap.tuning.run import conditions_of, note
 
 
@@ -47,15 +42,16 @@ def train(family: str, config: TrainConfig) -> None:
                 claim_save_folders(config)
             folder = claim_run_folder(config.run.run_dir, family) if env.rank == 0 else None
         model = make_model(setup, env)
-        reports = Reports([])
+        reports: list[Report] = []
         if folder is not None:
             headline = f"{env.overview()}\n{describe(setup, model)}\n"
             headline += f"{_overlap_table(model, setup, env.layout)}run folder: {folder}"
-            reports = open_outputs(setup, folder, layout=env.layout, headline=headline)
+            reports = open_reports(setup, folder, layout=env.layout, headline=headline)
         try:
             _Run(setup=setup, env=env, model=model, reports=reports).loop()
         finally:
-            reports.close()
+            for report in reports:
+                report.close()
 
 
 def _overlap_table(model: DecoderModel, setup: Setup, layout: RankLayout) -> str:
@@ -94,7 +90,7 @@ class _Run:
     setup: Setup
     env: GlobalEnv
     model: DecoderModel
-    reports: Reports
+    reports: list[Report]
 
     def loop(self) -> None:
         """All steps, with validation losses and samples between them."""
@@ -105,22 +101,23 @@ class _Run:
             seconds = time.perf_counter() - started
             exposed = result.exposed_tp_comm_ms
             percent = None if exposed is None else 0.1 * exposed / seconds
-            self.reports.on_step(
-                StepRecord(
-                    step=step + 1,
-                    train_loss=result.loss,
-                    learning_rate=result.learning_rate,
-                    grad_norm=result.grad_norm,
-                    step_ms=1000 * seconds,
-                    tokens_per_s=self.setup.tokens_per_step / seconds,
-                    exposed_tp_comm_ms=exposed,
-                    exposed_tp_comm_percent=percent,
-                    balance_loss=result.balance_loss,
-                    tokens_per_expert=result.tokens_per_expert,
-                )
+            record = StepRecord(
+                step=step + 1,
+                train_loss=result.loss,
+                learning_rate=result.learning_rate,
+                grad_norm=result.grad_norm,
+                step_ms=1000 * seconds,
+                tokens_per_s=self.setup.tokens_per_step / seconds,
+                exposed_tp_comm_ms=exposed,
+                exposed_tp_comm_percent=percent,
+                balance_loss=result.balance_loss,
+                tokens_per_expert=result.tokens_per_expert,
             )
+            for report in self.reports:
+                report.on_step(record)
             self._between_steps(step + 1)
-        self.reports.on_success()
+        for report in self.reports:
+            report.on_success()
 
     def _between_steps(self, num_done: int) -> None:
         """Whatever is due after this many steps; after the last one, everything that is on."""
@@ -138,12 +135,16 @@ class _Run:
                 dtype=options.dtype,
                 env=self.env,
             )
-            self.reports.on_validation(num_done, loss)
+            for report in self.reports:
+                report.on_validation(num_done, loss)
         # One replica is enough; all of its TP ranks must take part.
         if is_due(options.sample_every) and self.env.is_in_first_replica:
-            self.reports.on_sample(num_done, self._sample())
+            text = self._sample()
+            for report in self.reports:
+                report.on_sample(num_done, text)
         for folder in save_what_is_due(self.setup, self.model, num_done, env=self.env):
-            self.reports.on_save(num_done, folder)
+            for report in self.reports:
+                report.on_save(num_done, folder)
 
     def _sample(self) -> str:
         options, tokenizer = self.setup.config.run, self.setup.data.tokenizer

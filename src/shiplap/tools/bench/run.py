@@ -24,7 +24,7 @@ from shiplap.tools.bench.parts import block_kinds, part_subjects
 from shiplap.tools.bench.result import Result
 from shiplap.tools.bench.subject import SEQUENTIAL, Subject, measure
 from shiplap.tools.bench.table import tables
-from shiplap.train.run_folder import claim_run_folder
+from shiplap.train.folders import claim_run_folder
 from shiplap.train.setup import joined_run, resolve_structure
 from shiplap.tuning.candidates import Plan
 from shiplap.tuning.measured import MeasuredPlan

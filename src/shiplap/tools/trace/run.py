@@ -30,10 +30,9 @@ from shiplap.tools.trace.recorder import Recorder
 from shiplap.tools.trace.slices import RankTrace, host_slices, rank_trace
 from shiplap.tools.trace.table import exposure_table
 from shiplap.tools.trace.watchers import Watchers
+from shiplap.train.folders import claim_run_folder
 from shiplap.train.model import describe, make_model
-from shiplap.train.plan import with_plan
-from shiplap.train.run_folder import claim_run_folder
-from shiplap.train.setup import Setup, joined_run, set_up
+from shiplap.train.setup import Setup, joined_run, set_up, with_plan
 from shiplap.train.trainer import new_step, read_step
 
 _logger = logging.getLogger(__name__)

@@ -1,11 +1,58 @@
-"""Where a run saves what it has made, and when."""
+"""The folders that a run writes to: their names, and whether it may."""
 
 from collections.abc import Iterator
+from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from shiplap.checkpoint import check_can_write
 from shiplap.config import TrainConfig, TransformerConfig, UserError
 from shiplap.config.huggingface import to_huggingface
+
+
+def claim_run_folder(asked: str | None, family: str, *, flag: str = "--run-dir") -> Path:
+    """Make the folder of a run. One that holds files already is left alone: the name gets a number.
+
+    Args:
+        asked: what `--run-dir` says; without it the name is `runs/FAMILY-DATE-TIME`.
+        family: the model, for the name.
+        flag: that says it, where it is another one.
+
+    Raises:
+        UserError: the folder cannot be made, or not be written to.
+    """
+    try:
+        for folder in _candidates(asked, family):
+            if _claim(folder, may_exist=asked is not None):
+                return folder
+    except OSError as error:
+        where = "." if asked is None else asked
+        raise UserError(
+            f"{flag} {where}: cannot write there: {error.strerror} ({error.filename}). Name a folder that can be "
+            "written to."
+        ) from None
+    raise AssertionError("There is always another number.")
+
+
+def _candidates(asked: str | None, family: str) -> Iterator[Path]:
+    first = Path(asked or f"runs/{family}-{datetime.now():%Y%m%d-%H%M%S}")
+    yield first
+    for number in count(2):
+        yield first.with_name(f"{first.name}-{number}")
+
+
+def _claim(folder: Path, *, may_exist: bool) -> bool:
+    """Make the folder, or take an empty one; False if it is somebody else's."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        # The process that starts the workers makes the folder, and tells them to use it. `iterdir` fails on a file.
+        if any(folder.iterdir()) or not may_exist:
+            return False
+    probe = folder / ".writable"
+    probe.touch()
+    probe.unlink()
+    return True
 
 
 def step_folder(save: str, step: int) -> Path:
