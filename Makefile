@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-all quick check format clean
 
 # The stamp is newer than the files that say what to install, so a change to either installs again.
 $(VENV)/stamp: pyproject.toml constraints.txt
@@ -23,6 +23,14 @@ demo: $(VENV)/stamp
 
 test: $(VENV)/stamp
 	scripts/check
+
+# Every case, those too that differ from one of `make test` in numbers only; under an hour.
+test-all: $(VENV)/stamp
+	scripts/check -m ''
+
+# The daily loop: under a minute.
+quick: $(VENV)/stamp
+	$(VENV)/bin/python -m pytest -q -m quick
 
 check: test
 
