@@ -194,6 +194,11 @@ class RunOptions:
         "to the bit. Overlap stays on. Another number of ranks or threads, or other versions, still give other bits.",
     )
     run_dir: str | None = option(None, "Folder for this run's files. Default: runs/MODEL-DATE-TIME.")
+    log_every: int | None = option(
+        None,
+        "Steps between lines of output; the first and the last step always have one, and metrics.jsonl has every step. "
+        "Default: about 30 lines in all.",
+    )
     val_loss_every: int = option(0, "Steps between validation losses; 0: none.")
     val_num_batches: int = option(8, "Micro-batches in one validation loss, per data-parallel rank.")
     sample_every: int = option(0, "Steps between samples of what the model writes; 0: none.")
@@ -207,7 +212,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         """Refuse counts that mean nothing."""
-        check_at_least(self, 1, "nproc", "val_num_batches", "sample_num_tokens")
+        check_at_least(self, 1, "nproc", "log_every", "val_num_batches", "sample_num_tokens")
         check_at_least(self, 0, "val_loss_every", "sample_every", "save_interval", "seed")
 
 
@@ -245,3 +250,8 @@ class TrainConfig:
     def num_workers(self) -> int:
         """Local ranks to start where no launcher starts them."""
         return self.run.nproc or self.parallel.model_parallel_size
+
+    @property
+    def log_every(self) -> int:
+        """Steps between lines of output."""
+        return self.run.log_every or max(1, round(self.optimizer.num_iteration / 30))

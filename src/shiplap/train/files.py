@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import shiplap
+from shiplap.config import TrainConfig
 from shiplap.dist import RankLayout
 from shiplap.train.reports import PlainLines, ProgressBar, Report, StepRecord
 from shiplap.train.setup import Setup
@@ -139,7 +140,7 @@ def _write_config(folder: Path, setup: Setup, layout: RankLayout) -> None:
     resolved = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, total_batch_size=setup.tokens_per_step),
-        run=dataclasses.replace(config.run, nproc=layout.world_size, run_dir=str(folder)),
+        run=dataclasses.replace(config.run, nproc=layout.world_size, run_dir=str(folder), log_every=config.log_every),
     )
     content = {
         "family": setup.family,
@@ -165,7 +166,7 @@ def open_reports(setup: Setup, folder: Path, *, layout: RankLayout, headline: st
         layout: of the ranks.
         headline: shown before the first step.
     """
-    console = _open_console(setup.config.optimizer.num_iteration, folder)
+    console = _open_console(setup.config, folder)
     console.say(headline)
     _write_config(folder, setup, layout)
     reports: list[Report] = [console, MetricsFile(folder), SamplesFile(folder)]
@@ -180,13 +181,14 @@ def open_reports(setup: Setup, folder: Path, *, layout: RankLayout, headline: st
     return reports
 
 
-def _open_console(num_steps: int, folder: Path) -> PlainLines:
+def _open_console(config: TrainConfig, folder: Path) -> PlainLines:
+    num_steps, log_every = config.optimizer.num_iteration, config.log_every
     if not sys.stdout.isatty():
-        return PlainLines(num_steps, folder)
+        return PlainLines(num_steps, folder, log_every=log_every)
     try:
-        return ProgressBar(num_steps, folder)
+        return ProgressBar(num_steps, folder, log_every=log_every)
     except ImportError as error:
-        lines = PlainLines(num_steps, folder)
+        lines = PlainLines(num_steps, folder, log_every=log_every)
         lines.say(_missing("There is no progress bar", error))
         return lines
 

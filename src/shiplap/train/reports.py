@@ -1,6 +1,8 @@
 """What a run reports, who listens, and how a terminal shows it."""
 
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
@@ -59,31 +61,48 @@ class Report:
 
 
 class PlainLines(Report):
-    """One line a step on standard output, and a summary at the end."""
+    """A line for some of the steps on standard output, and a summary at the end."""
 
-    def __init__(self, num_steps: int, folder: Path) -> None:
-        """For a run of so many steps, which writes into `folder`."""
+    def __init__(self, num_steps: int, folder: Path, *, log_every: int) -> None:
+        """Show the first, each `log_every`-th and the last of `num_steps` steps of a run that writes into `folder`."""
         self._num_steps = num_steps
         self._folder = folder
-        self._records: list[StepRecord] = []
+        self._log_every = log_every
+        self._first_loss = self._last_loss = 0.0
+        self._tokens_per_s: list[float] = []
+        self._exposed = ""
 
     def say(self, text: str) -> None:
         """Show a line, or several."""
         print(text, flush=True)
 
-    def show_step(self, line: str) -> None:
-        """Show the line of a step."""
-        self.say(line)
-
     def on_step(self, record: StepRecord) -> None:
-        """Show the step's numbers."""
-        self._records.append(record)
-        self.show_step(
-            f"step {record.step}/{self._num_steps} | train loss {record.train_loss:.4f} | "
-            f"lr {record.learning_rate:.2e} | {record.step_ms:.1f} ms | {record.tokens_per_s:.0f} tok/s"
-            + (f" | exposed comm {record.exposed_tp_comm_percent:.0f} %" if record.exposed_tp_comm_ms else "")
-            + (f" | busiest expert {_busiest(record.tokens_per_expert)}" if record.tokens_per_expert else "")
-        )
+        """Note the step's numbers, and show them."""
+        if record.step == 1:
+            self._first_loss = record.train_loss
+        self._last_loss = record.train_loss
+        self._tokens_per_s.append(record.tokens_per_s)
+        # On CUDA few steps are measured: the steps between them show the latest measurement.
+        if record.exposed_tp_comm_ms:
+            self._exposed = f"{record.exposed_tp_comm_percent:.0f} %"
+        self.show_step(record)
+
+    def show_step(self, record: StepRecord) -> None:
+        """Show the step's line, if it is its turn."""
+        if record.step % self._log_every and record.step not in (1, self._num_steps):
+            return
+        parts = [
+            f"step {record.step}/{self._num_steps}",
+            f"train loss {record.train_loss:.4f}",
+            f"lr {record.learning_rate:.2e}",
+            f"{record.step_ms:.1f} ms",
+            f"{record.tokens_per_s:.0f} tok/s",
+        ]
+        if self._exposed:
+            parts.append(f"exposed comm {self._exposed}")
+        if record.tokens_per_expert:
+            parts.append(f"busiest expert {_busiest(record.tokens_per_expert)}")
+        self.say(" | ".join(parts))
 
     def on_validation(self, step: int, loss: float) -> None:
         """Show the validation loss."""
@@ -102,40 +121,62 @@ class PlainLines(Report):
 
     def on_success(self) -> None:
         """Show where it began, where it ended, how fast it was, and where to look."""
-        first, last = self._records[0], self._records[-1]
-        speed = median(record.tokens_per_s for record in self._records)
         self.close()
         self.say(
-            f"train loss {first.train_loss:.4f} → {last.train_loss:.4f} in {self._num_steps} steps, "
-            f"median {speed:.0f} tok/s\nrun folder: {self._folder}"
+            f"train loss {self._first_loss:.4f} → {self._last_loss:.4f} in {self._num_steps} steps, "
+            f"median {median(self._tokens_per_s):.0f} tok/s\nrun folder: {self._folder}"
         )
 
 
 class ProgressBar(PlainLines):
-    """The numbers of the latest step beside a bar."""
+    """On a terminal: the lines, and below them one that stays, with a bar and the numbers of the latest step."""
 
-    def __init__(self, num_steps: int, folder: Path) -> None:
-        """The bar appears with the first step."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, num_steps: int, folder: Path, *, log_every: int) -> None:
+        """The bar appears with the first step.
 
-        super().__init__(num_steps, folder)
-        # In this order and form all of it fits into 80 columns; the bar takes what is left.
-        text, remaining = TextColumn("{task.description}", markup=False), TimeRemainingColumn(compact=True)
-        self._progress = Progress(text, remaining, BarColumn())
+        Raises:
+            ImportError: rich is not installed.
+        """
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__(num_steps, folder, log_every=log_every)
+        # The text never wraps: a line that did would be left behind at each redraw. The bar takes the rest of the line.
+        text = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(text, BarColumn(bar_width=None), expand=True, refresh_per_second=4)
         self._task = self._progress.add_task("", total=num_steps)
+        self._started = 0.0
 
     def say(self, text: str) -> None:
         """Show text above the bar, as it is: samples are full of brackets, which rich would take for markup."""
         self._progress.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    def show_step(self, line: str) -> None:
-        """Move the bar."""
-        self._progress.update(self._task, advance=1, description=line)
+    def show_step(self, record: StepRecord) -> None:
+        """Move the bar, and show the step's line, if it is its turn."""
+        if record.step == 1:
+            # The first step is slower than the others; their time says what is left.
+            self._started = time.perf_counter()
+            left = "-:--"
+        else:
+            seconds = (time.perf_counter() - self._started) / (record.step - 1) * (self._num_steps - record.step)
+            left = str(timedelta(seconds=round(seconds))).removeprefix("0:")
+        # The order matters on a narrow terminal, which cuts off the end. All of it fits into 60 columns.
+        text = f"{record.step}/{self._num_steps} loss {record.train_loss:.3f} {left} left"
+        text += f" {_short(record.tokens_per_s)} tok/s" + (f" exposed {self._exposed}" if self._exposed else "")
+        self._progress.update(self._task, completed=record.step, description=text)
         self._progress.start()
+        super().show_step(record)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         self._progress.stop()
+
+
+def _short(number: float) -> str:
+    """`980`, `12.3k`, `1.2M`."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
 
 
 def _busiest(tokens_per_expert: list[list[int]]) -> str:

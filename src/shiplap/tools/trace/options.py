@@ -46,6 +46,7 @@ class TraceConfig(TrainConfig):
             flag
             for flag, asked in (
                 ("--run-dir", self.run.run_dir is not None),
+                ("--log-every", self.run.log_every is not None),
                 ("--val-loss-every", self.run.val_loss_every > 0),
                 ("--sample-every", self.run.sample_every > 0),
                 ("--save", self.run.save is not None),
