@@ -145,8 +145,8 @@ def build_steps(arguments: argparse.Namespace) -> dict[str, Step]:
         mlps[name] = MLP(arguments.hidden, arguments.ffn, config)
     torch.manual_seed(0)
     mlps["chunks"] = chunked = MLP(arguments.hidden, arguments.ffn, overlap)
-    chunked.fc1.plan = ColumnPlan(forward="ring:4", dgrad="exchange:4", wgrad="bulk")
-    chunked.fc2.plan = RowPlan(forward="exchange:4", dgrad="ring:4")
+    chunked.fc1.plan = ColumnPlan(forward="ring:4", dgrad="p2p:4", wgrad="bulk")
+    chunked.fc2.plan = RowPlan(forward="p2p:4", dgrad="ring:4")
     reference = mlps["sequential"]
     assert isinstance(reference, MLP)
     mlps["DTensor"] = dtensor_mlp(reference)

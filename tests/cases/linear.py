@@ -73,8 +73,8 @@ def _draw(case: Case, *shape: int, seed: int) -> Tensor:
 
 def _sizes(case: Case) -> tuple[int, int, int]:
     """Sequence, input and output size: small, different from each other, divisible by the ranks."""
-    # Pieces of columns are 8 wide at least.
-    width = 8 if any(method in str(case.plan) for method in ("columns", "tiles")) else 1
+    # Chunks of features are 8 wide at least.
+    width = 8 if "feature_chunks" in str(case.plan) else 1
     return 2 * case.num_ranks, 3 * width * case.num_ranks, 5 * width * case.num_ranks
 
 

@@ -21,8 +21,8 @@ from shiplap.tuning.run import conditions_of, given_plan
 SMALL = ModelOptions(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64)
 FIELDS = {
     ("column", "forward"): {"forward": "ring:2"},
-    ("column", "backward"): {"dgrad": "direct", "wgrad": "ring", "keeps": "shard"},
-    ("row", "forward"): {"forward": "pieces:2,1,1"},
+    ("column", "backward"): {"dgrad": "bulk_p2p", "wgrad": "ring", "keeps": "shard"},
+    ("row", "forward"): {"forward": "row_chunks"},
     ("row", "backward"): {"dgrad": "sequential"},
 }
 

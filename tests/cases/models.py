@@ -12,8 +12,7 @@ from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
 from shiplap.dist.collectives import Group, rank_in
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.placement import Shard, named_shards
+from shiplap.tensor_parallel.placement import Shard, gather_to_first, named_shards
 from tests.cases import references
 
 # Vocabulary and sequence length that no TP size here divides.

@@ -4,8 +4,13 @@ from collections.abc import Iterator
 
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 
-COLUMNS = ["columns", "columns:3,0,1", "tiles:2", "tiles:100"]
-COLUMNS_IN_TURNS = ["columns in turns", "tiles:2 in turns"]
+FEATURE_CHUNKS = [
+    "feature_chunks",
+    "feature_chunks:3,0,1",
+    "feature_chunks:2 own_first",
+    "feature_chunks:100 own_first",
+]
+PACED_FEATURE_CHUNKS = ["feature_chunks paced", "feature_chunks:2 own_first paced"]
 
 
 def gathers(num_ranks: int) -> list[str]:
@@ -14,26 +19,26 @@ def gathers(num_ranks: int) -> list[str]:
     groups = [",".join(shards), str(num_ranks), f"1,{num_ranks - 1}", f"{num_ranks - 1},1"]
     if num_ranks == 8:
         groups += ["1,1,2,4", "3,2,3"]
-    grouped = ["grouped", *(f"grouped:{sizes}" for sizes in groups)]
-    in_turns = ["ring:3 in turns", "grouped in turns", *COLUMNS_IN_TURNS]
-    return ["sequential", "ring", "ring:3", "ring:100", *grouped, *COLUMNS, *in_turns]
+    groups_of = ["shards_per_gemm", *(f"shards_per_gemm:{sizes}" for sizes in groups)]
+    paced = ["ring:3 paced", "shards_per_gemm paced", *PACED_FEATURE_CHUNKS]
+    return ["sequential", "ring", "ring:3", "ring:100", *groups_of, *FEATURE_CHUNKS, *paced]
 
 
 SCATTERS = [
     "sequential",
     "bulk",
-    "direct",
+    "bulk_p2p",
     "reduce",
-    "exchange",
-    "exchange:3",
-    "exchange:100",
-    "pieces",
-    "pieces:1,1",
-    "pieces:5,2,0,9",
-    *COLUMNS,
-    "direct in turns",
-    "exchange:3 in turns",
-    *COLUMNS_IN_TURNS,
+    "p2p",
+    "p2p:3",
+    "p2p:100",
+    "row_chunks",
+    "row_chunks:1,1",
+    "row_chunks:5,2,0,9",
+    *FEATURE_CHUNKS,
+    "bulk_p2p paced",
+    "p2p:3 paced",
+    *PACED_FEATURE_CHUNKS,
 ]
 
 
@@ -41,21 +46,21 @@ def column_plans(num_ranks: int) -> Iterator[ColumnPlan]:
     """Each method at its site beside the switches' own, and every kept input under every gather."""
     for method in gathers(num_ranks):
         yield ColumnPlan(forward=method, dgrad="bulk", wgrad="bulk")
-        yield ColumnPlan(forward=method, dgrad="exchange", wgrad="sequential", keeps="gathered")
+        yield ColumnPlan(forward=method, dgrad="p2p", wgrad="sequential", keeps="gathered")
         if method != "sequential":
             yield ColumnPlan(forward="ring", dgrad="sequential", wgrad=method)
-            yield ColumnPlan(forward="ring", dgrad="exchange:2", wgrad=method)
+            yield ColumnPlan(forward="ring", dgrad="p2p:2", wgrad=method)
     for method in SCATTERS:
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="bulk")
-        yield ColumnPlan(forward="ring", dgrad=method, wgrad="direct")
-        yield ColumnPlan(forward="ring", dgrad=method, wgrad="direct in turns")
+        yield ColumnPlan(forward="ring", dgrad=method, wgrad="bulk_p2p")
+        yield ColumnPlan(forward="ring", dgrad=method, wgrad="bulk_p2p paced")
         yield ColumnPlan(forward="ring", dgrad=method, wgrad="sequential")
 
 
 def row_plans(num_ranks: int) -> Iterator[RowPlan]:
     """Each method at its site."""
     for method in gathers(num_ranks):
-        yield RowPlan(forward="exchange", dgrad=method)
-        yield RowPlan(forward="exchange", dgrad=method, wgrad="parts")
+        yield RowPlan(forward="p2p", dgrad=method)
+        yield RowPlan(forward="p2p", dgrad=method, wgrad="parts")
     for method in SCATTERS:
         yield RowPlan(forward=method, dgrad="ring")

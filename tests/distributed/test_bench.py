@@ -21,6 +21,7 @@ from shiplap.config import ModelOptions, ModelParallelConfig, RunOptions, TrainC
 from shiplap.dist import GlobalEnv, collectives
 from shiplap.inspection.meta_model import skeleton
 from shiplap.layers.mlp import GeluMLP
+from shiplap.overlap.registry import SEQUENTIAL
 from shiplap.tools.bench.peers import PEERS, PeerStep, seat
 from shiplap.tools.bench.peers.peer import differences
 from shiplap.train.setup import resolve_structure
@@ -86,7 +87,7 @@ def each_plan_computes_the_same(device: str) -> list[str]:
         part.set(
             {name: list(candidates(layer, "forward", OVERLAP).values())[-1] for name, layer in part.layers.items()}
         )
-        assert any(linear.plan.forward != "sequential" for linear in part._linears.values())
+        assert any(linear.plan.forward != SEQUENTIAL for linear in part._linears.values())
         other_y, gradients = part.run(part.module)
         assert len(gradients) == 1 + sum(1 for _ in part.module.parameters())
         assert all(parameter.grad is None for parameter in part.module.parameters())

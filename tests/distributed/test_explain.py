@@ -20,6 +20,8 @@ from shiplap.lora import add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
 from shiplap.overlap.plan import RowPlan
+from shiplap.overlap.primitives import Method
+from shiplap.overlap.registry import REPLICATED
 from shiplap.tensor_parallel import function
 from shiplap.tensor_parallel.linear import RowParallelLinear
 from shiplap.train import trainer
@@ -64,8 +66,8 @@ def messages(family: str, config: TrainConfig, trained: str | None = None) -> tu
         parameter.requires_grad_(name == trained)
     counted: Counter[str] = Counter()
 
-    def count(method: str, collective: str, whole: torch.Size, like: torch.Tensor) -> None:
-        if method == "replicated":
+    def count(method: Method, collective: str, whole: torch.Size, like: torch.Tensor) -> None:
+        if method == REPLICATED:
             if collective == "all-gather":
                 return
             collective = "all-reduce"
@@ -75,7 +77,7 @@ def messages(family: str, config: TrainConfig, trained: str | None = None) -> tu
     def counting(name: str) -> Any:
         real = getattr(function, name)
 
-        def call(method: str, first: Any, *others: Any, **named: Any) -> Any:
+        def call(method: Method, first: Any, *others: Any, **named: Any) -> Any:
             if name == "produce_and_scatter":
                 count(method, "reduce-scatter", others[0], named["like"])
             else:
@@ -151,7 +153,7 @@ def test_training_begins_with_the_table(ranks: Ranks, tmp_path: Path) -> None:
     table, steps = out.split("run folder:", 1)
     disabled = r"sequential +2\.0 KiB +--tp-comm-overlap-disable-qkv is on"
     assert re.search(rf"blocks\.\*\.attention\.qkv × 2 +forward +all-gather x +{disabled}", table)
-    assert re.search(r"blocks\.\*\.mlp\.fc2 × 2 +forward +reduce-scatter y +exchange +2\.0 KiB +the forward pr", table)
+    assert re.search(r"blocks\.\*\.mlp\.fc2 × 2 +forward +reduce-scatter y +p2p +2\.0 KiB +the forward pr", table)
     assert table.count("KiB") == 13
     assert "step 1/1" in steps
 
@@ -163,7 +165,7 @@ def command_with_a_replaced_plan(arguments: list[str]) -> tuple[int, str, str]:
         model = make_model(setup, env)
         fc2 = model.get_submodule("blocks.1.mlp.fc2")
         assert isinstance(fc2, RowParallelLinear)
-        fc2.plan = RowPlan(forward="exchange:2", dgrad="sequential")
+        fc2.plan = RowPlan(forward="p2p:2", dgrad="sequential")
         return model
 
     with patch.object(trainer, "make_model", made):
@@ -175,10 +177,8 @@ def test_the_table_in_training_shows_a_replaced_plan(ranks: Ranks, tmp_path: Pat
     flags = f"--sequence-parallel --tp-comm-overlap --data {corpus} --run-dir {tmp_path}/run"
     [(code, out, _), _] = ranks(2).run(command_with_a_replaced_plan, [f"{TRAIN} {flags}"])
     assert code == 0
-    assert re.search(r"\nblocks\.0\.mlp\.fc2 +forward .* exchange +2\.0 KiB +the forward product\n", out)
-    assert re.search(
-        r"\nblocks\.1\.mlp\.fc2 +forward .* exchange:2 +2\.0 KiB +the forward product, plan replaced\n", out
-    )
+    assert re.search(r"\nblocks\.0\.mlp\.fc2 +forward .* p2p +2\.0 KiB +the forward product\n", out)
+    assert re.search(r"\nblocks\.1\.mlp\.fc2 +forward .* p2p:2 +2\.0 KiB +the forward product, plan replaced\n", out)
     assert re.search(r" dgrad +all-gather dy +sequential +2\.0 KiB +plan replaced: the switches say ring\n", out)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
 from shiplap.dist import collectives
+from shiplap.overlap.registry import method
 from shiplap.tensor_parallel.placement import Block, Shard
 from tests.cases import linear
 from tests.distributed.ranks import RankPool
@@ -86,7 +87,7 @@ def accumulated_in_parts() -> tuple[torch.Tensor, torch.Tensor]:
     x, dy = (torch.randn(size, generator=generator).bfloat16() for size in ((6, 16), (12, 6)))
     grads = []
     for wgrad in ("ring", "sequential"):
-        layer.plan = replace(layer.plan, wgrad=wgrad)
+        layer.plan = replace(layer.plan, wgrad=method(wgrad))
         layer.weight.main_grad = torch.zeros(layer.weight.shape)  # type: ignore[attr-defined]
         layer(x).backward(dy)
         grads.append(layer.weight.main_grad)  # type: ignore[attr-defined]
@@ -94,7 +95,7 @@ def accumulated_in_parts() -> tuple[torch.Tensor, torch.Tensor]:
     return grads[0], grads[1]
 
 
-def added_to_main_grad(method: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def added_to_main_grad(name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Of a Column and a Row layer: what a wgrad in parts, and at once, adds to a `main_grad` that is not empty."""
     env = init_all_env(ModelParallelConfig(tensor_parallel_size=2, sequence_parallel=True), device="cpu")
     generator = torch.Generator().manual_seed(env.rank)
@@ -110,12 +111,12 @@ def added_to_main_grad(method: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     column, row = ColumnParallelLinear(16, 8), RowParallelLinear(8, 16)
     found = [
         (
-            main_grad(column, shard, whole, wgrad=method),
+            main_grad(column, shard, whole, wgrad=name),
             main_grad(column, shard, whole, wgrad="sequential"),
         ),
         (
-            main_grad(row, whole, shard, dgrad=method, wgrad="parts"),
-            main_grad(row, whole, shard, dgrad=method, wgrad="whole"),
+            main_grad(row, whole, shard, dgrad=name, wgrad="parts"),
+            main_grad(row, whole, shard, dgrad=name, wgrad="whole"),
         ),
     ]
     assert column.weight.grad is None
@@ -124,9 +125,9 @@ def added_to_main_grad(method: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["ring", "grouped", "columns:2", "tiles:2"])
-def test_parts_of_a_gradient_are_added_to_what_is_there(ranks: Callable[[int], RankPool], method: str) -> None:
-    for found in ranks(2).run(added_to_main_grad, method):
+@pytest.mark.parametrize("name", ["ring", "shards_per_gemm", "feature_chunks:2", "feature_chunks:2 own_first"])
+def test_parts_of_a_gradient_are_added_to_what_is_there(ranks: Callable[[int], RankPool], name: str) -> None:
+    for found in ranks(2).run(added_to_main_grad, name):
         for in_parts, at_once in found:
             torch.testing.assert_close(in_parts, at_once)
             assert (at_once - 1.0).abs().max() > 0.1

@@ -61,7 +61,7 @@ def check_plans(num_ranks: int, name: str, model: str, targets: tuple[str, ...])
         return check(num_ranks, "overlap", model, targets)
 
 
-@pytest.mark.parametrize("name", ["pieces", "columns", "tiles"])
+@pytest.mark.parametrize("name", ["row_chunks", "feature_chunks", "feature_chunks own_first"])
 @pytest.mark.parametrize(("model", "targets"), [("gpt2", ("all-linear",)), ("llama3", LLAMA_PARTS)])
 def test_an_adapters_rows_and_columns_are_cut_as_its_layers_are(
     ranks: Callable[[int], RankPool], *, name: str, model: str, targets: tuple[str, ...]

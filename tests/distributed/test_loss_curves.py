@@ -10,7 +10,7 @@ from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import DataOptions, OptimizerOptions
 from shiplap.config.presets import preset
 from shiplap.data import open_data
-from shiplap.dist.exposed import ExposedTime
+from shiplap.dist.hooks import ExposedTime
 from shiplap.models.registry import build_model
 from shiplap.optim import build_adamw
 from shiplap.train.step import TrainStep

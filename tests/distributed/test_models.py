@@ -109,8 +109,8 @@ def pipelines(family: str, disable_qkv: bool, disable_fc1: bool) -> dict[str, se
     found: dict[str, set[tuple[str, str]]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, ColumnParallelLinear):
-            assert layer.plan.wgrad == "bulk"
-            found.setdefault(name.split(".")[-1], set()).add((layer.plan.forward, layer.plan.dgrad))
+            assert str(layer.plan.wgrad) == "bulk"
+            found.setdefault(name.split(".")[-1], set()).add((str(layer.plan.forward), str(layer.plan.dgrad)))
     destroy_all_env()
     return found
 
@@ -121,7 +121,7 @@ def pipelines(family: str, disable_qkv: bool, disable_fc1: bool) -> dict[str, se
 def test_the_disable_options_reach_their_layers_in_every_family(
     ranks: Callable[[int], RankPool], *, family: str, disable_qkv: bool, disable_fc1: bool
 ) -> None:
-    on, off = {("ring", "exchange")}, {("sequential", "bulk")}
+    on, off = {("ring", "p2p")}, {("sequential", "bulk")}
     for found in ranks(2).run(pipelines, family, disable_qkv, disable_fc1):
         expected = {"qkv": off if disable_qkv else on, "fc1": off if disable_fc1 else on, "projection": on}
         assert found == expected
@@ -129,26 +129,31 @@ def test_the_disable_options_reach_their_layers_in_every_family(
 
 UNUSUAL = {
     "chunks": (
-        ColumnPlan(forward="ring:3", dgrad="exchange:2", wgrad="ring:2"),
-        RowPlan(forward="exchange:3", dgrad="ring:2"),
+        ColumnPlan(forward="ring:3", dgrad="p2p:2", wgrad="ring:2"),
+        RowPlan(forward="p2p:3", dgrad="ring:2"),
     ),
     "groups": (
-        ColumnPlan(forward="grouped", dgrad="bulk", wgrad="grouped"),
-        RowPlan(forward="reduce", dgrad="grouped"),
+        ColumnPlan(forward="shards_per_gemm", dgrad="bulk", wgrad="shards_per_gemm"),
+        RowPlan(forward="reduce", dgrad="shards_per_gemm"),
     ),
-    "pieces": (
-        ColumnPlan(forward="ring", dgrad="pieces", wgrad="direct"),
-        RowPlan(forward="pieces:1,1", dgrad="grouped:2,2"),
+    "row_chunks": (
+        ColumnPlan(forward="ring", dgrad="row_chunks", wgrad="bulk_p2p"),
+        RowPlan(forward="row_chunks:1,1", dgrad="shards_per_gemm:2,2"),
     ),
-    "columns": (
-        ColumnPlan(forward="columns", dgrad="columns:2", wgrad="columns"),
-        RowPlan(forward="columns:2", dgrad="columns", wgrad="parts"),
+    "feature_chunks": (
+        ColumnPlan(forward="feature_chunks", dgrad="feature_chunks:2", wgrad="feature_chunks"),
+        RowPlan(forward="feature_chunks:2", dgrad="feature_chunks", wgrad="parts"),
     ),
-    "tiles": (
-        ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
-        RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
+    "feature_chunks own_first": (
+        ColumnPlan(
+            forward="feature_chunks own_first", dgrad="feature_chunks own_first", wgrad="feature_chunks own_first"
+        ),
+        RowPlan(forward="feature_chunks own_first", dgrad="feature_chunks own_first", wgrad="parts"),
     ),
-    "kept": (ColumnPlan(forward="grouped", dgrad="exchange", keeps="gathered"), RowPlan(forward="bulk", dgrad="ring")),
+    "kept": (
+        ColumnPlan(forward="shards_per_gemm", dgrad="p2p", keeps="gathered"),
+        RowPlan(forward="bulk", dgrad="ring"),
+    ),
 }
 
 

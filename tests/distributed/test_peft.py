@@ -14,8 +14,7 @@ from shiplap import destroy_all_env, init_all_env
 from shiplap.checkpoint import load_adapters, load_huggingface, save_adapters
 from shiplap.lora import merge
 from shiplap.lora.targets import stored_names
-from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.placement import gather_to_first, named_shards
 from tests.cases import published
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_models import topology

@@ -137,8 +137,8 @@ def test_each_communication_is_in_its_lane_under_its_name(ranks: Ranks, corpus: 
     # With two ranks, a ring's gather and an exchange's scatter are one transfer each.
     gathers = [f"{layer} forward ring" for layer in all_columns] + [f"{layer} wgrad bulk" for layer in all_columns]
     assert traced.names(0, "AG") == Counter(gathers + [f"{layer} dgrad ring" for layer in out_of_blocks])
-    scatters = [f"{layer} dgrad exchange" for layer in all_columns]
-    assert traced.names(0, "RS") == Counter(scatters + [f"{layer} forward exchange" for layer in out_of_blocks])
+    scatters = [f"{layer} dgrad p2p" for layer in all_columns]
+    assert traced.names(0, "RS") == Counter(scatters + [f"{layer} forward p2p" for layer in out_of_blocks])
     norms = [f"{block}.{norm}" for block in blocks for norm in ("attention_norm", "mlp_norm")]
     assert traced.names(0, "other comm") == Counter(
         [f"{norm} backward all-reduce" for norm in [*norms, "final_norm"]]
@@ -148,7 +148,7 @@ def test_each_communication_is_in_its_lane_under_its_name(ranks: Ranks, corpus: 
     )
     # A pipeline multiplies each of the two shards by itself; wgrad, and what comes after a gather, is one product.
     products = traced.names(0, "GEMM")
-    assert products["blocks.0.mlp.fc1 forward ring"] == products["blocks.0.mlp.fc1 dgrad exchange"] == 2
+    assert products["blocks.0.mlp.fc1 forward ring"] == products["blocks.0.mlp.fc1 dgrad p2p"] == 2
     assert products["blocks.0.mlp.fc1 wgrad"] == products["blocks.0.mlp.fc2 wgrad"] == 1
     assert sum(products.values()) == 9 * (2 + 2 + 1)
     layers = traced.names(0, "layers")

@@ -20,7 +20,7 @@ from shiplap.config.lora import LoraOptions
 from shiplap.inspection.layers import parallel_layers
 from shiplap.inspection.meta_model import skeleton
 from shiplap.models.decoder import DecoderModel
-from shiplap.tensor_parallel.low_rank import LowRankProduct
+from shiplap.tensor_parallel.low_rank import LowRankGemm
 from shiplap.train.setup import resolve_structure
 from shiplap.tuning import probe as probing
 from shiplap.tuning.candidates import candidates
@@ -129,10 +129,10 @@ def run_alone(case: str) -> tuple[list[str], int]:
                     wrong.append(f"{kind.paths[0]} {direction} products: {calls}")
                 for name, plan in candidates(kind.layer, direction, config.parallel).items():
                     whole = calls_of(lambda: probe.milliseconds(direction, plan))  # noqa: B023
-                    with patch.object(LowRankProduct, "forward"), patch.object(LowRankProduct, "dgrad"):
+                    with patch.object(LowRankGemm, "forward"), patch.object(LowRankGemm, "dgrad"):
                         alone = calls_of(lambda: probe.communication_milliseconds(direction, plan))  # noqa: B023
-                        assert not LowRankProduct.forward.called  # type: ignore[attr-defined]
-                        assert not LowRankProduct.dgrad.called  # type: ignore[attr-defined]
+                        assert not LowRankGemm.forward.called  # type: ignore[attr-defined]
+                        assert not LowRankGemm.dgrad.called  # type: ignore[attr-defined]
                     if communication(alone) != communication(whole) or not communication(whole):
                         wrong.append(f"{kind.paths[0]} {direction} {name}: {communication(alone)} of {whole}")
                     # h of an adapter is made outside the layer's product.
@@ -171,7 +171,7 @@ def test_every_candidate_runs_on_four_ranks(ranks: Ranks) -> None:
     assert all(times == first for times in others)
     assert all(time > 0 for time in first.values())
     for place in ("column forward", "row backward"):
-        assert {f"{place} grouped", f"{place} grouped:1,3", f"{place} columns:8"} <= first.keys()
+        assert {f"{place} shards_per_gemm", f"{place} shards_per_gemm:1,3", f"{place} feature_chunks:8"} <= first.keys()
 
 
 SIZES = (
@@ -182,8 +182,8 @@ OVERLAP = "--tp-comm-overlap --tp-comm-overlap-rs-dgrad"
 QUICK = f"tune {SIZES} {OVERLAP} --seconds 1"
 PIPELINES = {
     ("column", "forward"): {"forward": "ring:4"},
-    ("column", "backward"): {"dgrad": "pieces:2,1,1", "wgrad": "bulk", "keeps": "shard"},
-    ("row", "forward"): {"forward": "pieces:2,1,1"},
+    ("column", "backward"): {"dgrad": "row_chunks", "wgrad": "bulk", "keeps": "shard"},
+    ("row", "forward"): {"forward": "row_chunks"},
     ("row", "backward"): {"dgrad": "ring:2"},
 }
 
@@ -239,7 +239,7 @@ def test_training_with_a_plan_computes_the_same(ranks: Ranks, plan_file: Path, t
         assert f"plan: --tp-comm-plan {plan}, measured 20" in out
         if name == "pipelines":
             assert re.search(r"mlp\.fc1 +forward .* ring:4 .* the forward product, measured\n", out)
-            assert re.search(r" dgrad +reduce-scatter dx +pieces:2,1,1 .* the dgrad product, measured\n", out)
+            assert re.search(r" dgrad +reduce-scatter dx +row_chunks .* the dgrad product, measured\n", out)
             assert out.count(", measured\n") == 13
         shown = ranks(2).run(command, [f"explain {SIZES} {OVERLAP} --tp-comm-plan {plan} --json"])
         assert [code for code, _, _ in shown] == [0, 0]
@@ -368,10 +368,10 @@ def test_what_a_rank_raises_ends_the_job_with_the_rank_named(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import shiplap.overlap.primitives as overlap\n"
+        "    from shiplap.overlap.by_shard import RING\n"
         "    def broken(*arguments, **numbers):\n"
         "        raise RuntimeError('a link is down')\n"
-        "    overlap._GATHER['ring'] = broken\n"
+        "    object.__setattr__(RING, 'gather', broken)\n"
     )
     arguments = f"{QUICK} --output {tmp_path}/plan.json".split()
     process = subprocess.run(

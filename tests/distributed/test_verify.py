@@ -17,10 +17,12 @@ from torch import Tensor
 
 from shiplap import destroy_all_env, init_all_env
 from shiplap.commands.main import main
-from shiplap.dist.collectives import Pending, all_gather, rank_in
-from shiplap.overlap import exchange
+from shiplap.dist.collectives import Handle, all_gather, rank_in
+from shiplap.overlap.by_shard import P2P, RING
 from shiplap.overlap.plan import ColumnPlan, RowPlan
-from shiplap.tensor_parallel import functional
+from shiplap.overlap.primitives import Kind
+from shiplap.overlap.whole import REPLICATED
+from shiplap.tensor_parallel import function
 from shiplap.tools.verify.cases import all_groups
 from shiplap.tools.verify.plans import column_plans, row_plans
 from shiplap.tools.verify.verdict import Baselines, Finding, agree, find_out
@@ -57,7 +59,7 @@ def test_it_starts_its_own_workers(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines()[-1].startswith("PASS: 11 rows")
     rows = lines(process.stdout)
-    assert rows["column ring/exchange/bulk float32"][4:] == ["yes", "yes", "PASS"]
+    assert rows["column ring/p2p/bulk float32"][4:] == ["yes", "yes", "PASS"]
     assert rows["row sequential/sequential float32"][4:] == ["–", "yes", "PASS"]
     assert rows["chain SP, all overlap float32"][4:] == ["yes", "yes", "PASS"]
     results = json.loads(file.read_text())
@@ -73,10 +75,10 @@ def test_every_plan_of_the_switches_is_there_once() -> None:
     assert len({plans.row for plans in rows.values()}) == len(rows)
     for forward in ("sequential", "ring"):
         for wgrad in ("sequential", "bulk"):
-            for dgrad in ("sequential", "bulk", "exchange"):
+            for dgrad in ("sequential", "bulk", "p2p"):
                 plan = ColumnPlan(forward=forward, dgrad=dgrad, wgrad=wgrad)
                 assert columns[f"column {forward}/{dgrad}/{wgrad}"].column == plan
-        for scatter in ("sequential", "exchange"):
+        for scatter in ("sequential", "p2p"):
             plans = rows[f"row {scatter}/{forward}"]
             assert plans.row == RowPlan(forward=scatter, dgrad=forward)
 
@@ -134,10 +136,10 @@ def ring_with_wrong_rows(x_s: Tensor, consume: Callable[[slice, Tensor], None], 
     return x_S
 
 
-def unreduced(produce: Callable[[slice, Tensor], None], shape: torch.Size, like: Tensor, group: Any) -> Pending:
+def unreduced(produce: Callable[[slice, Tensor], None], shape: torch.Size, *, like: Tensor, **_: Any) -> Handle:
     out = like.new_empty(shape)
     produce(slice(0, shape[0]), out)
-    return Pending(out)
+    return Handle(out)
 
 
 def last_bit_of_the_bias_gradient(dy: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -145,38 +147,41 @@ def last_bit_of_the_bias_gradient(dy: Tensor, *, dtype: torch.dtype) -> Tensor:
     return torch.nextafter(grad, grad + 1) if os.environ["RANK"] == "1" else grad
 
 
-def exchange_off_by_a_little_on_rank_1(
-    produce: Callable[[slice, Tensor], None], shape: torch.Size, like: Tensor, group: Any, **_: Any
-) -> Pending:
-    good = exchange.produce_and_scatter(produce, shape, like, group).wait()
-    return Pending(good * (1 + 1e-4 * rank_in(group)))
+def p2p_off_by_a_little_on_rank_1(*problem: Any, group: Any, **asked: Any) -> Handle:
+    good = GOOD_P2P(*problem, group=group, **asked).wait()
+    return Handle(good * (1 + 1e-4 * rank_in(group)))
 
 
+GOOD_P2P: Any = P2P.scatter
 BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "bias_grad": (functional, "bias_grad", wrong_bias_gradient),
-    "last_bit": (functional, "bias_grad", last_bit_of_the_bias_gradient),
-    "ring": ("_GATHER", "ring", ring_with_wrong_rows),
-    "unreduced": ("_SCATTER", "replicated", unreduced),
-    "exchange": ("_SCATTER", "exchange", exchange_off_by_a_little_on_rank_1),
+    "bias_grad": (function, "bias_grad", wrong_bias_gradient),
+    "last_bit": (function, "bias_grad", last_bit_of_the_bias_gradient),
+    "ring": (RING, "gather", ring_with_wrong_rows),
+    "unreduced": (REPLICATED, "scatter", unreduced),
+    "p2p": (P2P, "scatter", p2p_off_by_a_little_on_rank_1),
 }
 
 
 def verify_broken(name: str, arguments: str) -> tuple[int, str, str]:
     """On one rank: run the command with something broken."""
     where, what, by = BROKEN[name]
-    if isinstance(where, str):
-        with patch.dict(f"shiplap.overlap.primitives.{where}", {what: by}):
+    if isinstance(where, Kind):
+        good = getattr(where, what)
+        object.__setattr__(where, what, by)  # it is frozen
+        try:
             return command([arguments])
+        finally:
+            object.__setattr__(where, what, good)
     with patch.object(where, what, by):
         return command([arguments])
 
 
 # What is broken; by row, the tensor that must be said to be wrong; and rows that have nothing to do with it.
 FOUND: list[tuple[str, dict[str, str], list[str]]] = [
-    ("bias_grad", {"column no SP": "db", "column ring/bulk/bulk": "db", "row exchange/ring": "db"}, []),
-    ("ring", {"column ring/bulk/bulk": "y", "row exchange/ring": "dx"}, ["column no SP", "row sequential/sequential"]),
+    ("bias_grad", {"column no SP": "db", "column ring/bulk/bulk": "db", "row p2p/ring": "db"}, []),
+    ("ring", {"column ring/bulk/bulk": "y", "row p2p/ring": "dx"}, ["column no SP", "row sequential/sequential"]),
     ("unreduced", {"column no SP": "dx", "row no SP": "y"}, ["column ring/bulk/bulk", "chain SP, all overlap"]),
-    ("exchange", {"column ring/exchange/bulk": "dx", "row exchange/ring": "y"}, ["column ring/bulk/bulk"]),
+    ("p2p", {"column ring/p2p/bulk": "dx", "row p2p/ring": "y"}, ["column ring/bulk/bulk"]),
 ]
 
 
@@ -194,7 +199,7 @@ def test_what_is_wrong_is_found(
     assert {rows[f"{name} float32"][-1] for name in wrong} == {"FAIL"}
     assert all(rows[f"{name} float32"][-1] == "PASS" for name in right)
     failures = {row["name"]: row["failures"] for row in json.loads(file.read_text())["rows"]}
-    rank = 1 if broken == "exchange" else 0
+    rank = 1 if broken == "p2p" else 0
     off = r"is off by \d\.\de[+-]\d\d, more than 2\.0e-06 \(plain, bias, gradients of "
     for name, tensor in wrong.items():
         assert any(re.match(f"rank {rank}: {tensor} {off}", failure) for failure in failures[name]), failures[name]
@@ -206,7 +211,7 @@ def test_ranks_must_agree_to_the_bit_on_what_all_of_them_hold(ranks: Ranks) -> N
     results = ranks(2).run(verify_broken, "last_bit", f"{QUICK} --tensor-parallel 2")
     assert [code for code, _, _ in results] == [1, 1]
     out = results[0][1]
-    assert lines(out)["row exchange/ring float32"][-1] == "FAIL"
+    assert lines(out)["row p2p/ring float32"][-1] == "FAIL"
     assert lines(out)["column ring/bulk/bulk float32"][-1] == "PASS"
     assert "rank 1: db is not to the bit what rank 0 has, as it must be (plain, bias, " in out
 
@@ -216,10 +221,10 @@ def test_what_a_case_raises_ends_the_job_with_the_rank_named(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import shiplap.overlap.primitives as overlap\n"
+        "    from shiplap.overlap.by_shard import RING\n"
         "    def broken(*arguments, **numbers):\n"
         "        raise RuntimeError('a link is down')\n"
-        "    overlap._GATHER['ring'] = broken\n"
+        "    object.__setattr__(RING, 'gather', broken)\n"
     )
     process = subprocess.run(
         [sys.executable, "-m", "shiplap", *QUICK.split()],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shiplap.config import ModelParallelConfig
-from tests.cases import columns, linear, lora, models
+from tests.cases import feature_chunks, linear, lora, models
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -49,10 +49,10 @@ def test_adapters_match_float64(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_some_columns_at_a_time_are_the_whole_product(dtype: torch.dtype) -> None:
-    for kind in columns.OF_INPUTS:
-        columns.check_inputs(kind, dtype, "cuda")
-    for kind in columns.OF_OUTPUTS:
-        columns.check_outputs(kind, dtype, "cuda")
+    for kind in feature_chunks.OF_INPUTS:
+        feature_chunks.check_inputs(kind, dtype, "cuda")
+    for kind in feature_chunks.OF_OUTPUTS:
+        feature_chunks.check_outputs(kind, dtype, "cuda")
 
 
 def test_weight_gradients_accumulate_in_float32_from_bfloat16_products() -> None:

@@ -76,7 +76,7 @@ def test_one_device_computes_only(single: RankPool, corpus: str, tmp_path: Path)
 def test_kernels_are_in_their_lanes_under_their_names(pair: RankPool, corpus: str, tmp_path: Path) -> None:
     traced = trace(pair, f"{RUN} --data {corpus} {OVERLAP} --trace-steps 2", tmp_path / "trace")
     gathers = {f"{layer} forward ring" for layer in COLUMNS} | {f"{layer} wgrad bulk" for layer in COLUMNS}
-    scatters = {f"{layer} dgrad exchange" for layer in COLUMNS} | {f"{layer} forward exchange" for layer in ROWS}
+    scatters = {f"{layer} dgrad p2p" for layer in COLUMNS} | {f"{layer} forward p2p" for layer in ROWS}
     for rank in (0, 1):
         assert set(traced.names(rank, "AG")) == gathers | {f"{layer} dgrad ring" for layer in ROWS}
         assert set(traced.names(rank, "RS")) == scatters

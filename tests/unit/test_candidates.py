@@ -11,10 +11,10 @@ from shiplap.config import ModelOptions, ModelParallelConfig, TrainConfig
 from shiplap.config.lora import LoraOptions
 from shiplap.inspection.layers import ParallelLayer, parallel_layers
 from shiplap.inspection.meta_model import skeleton
-from shiplap.overlap import primitives as overlap
-from shiplap.overlap.grouped import doubling
-from shiplap.overlap.method import Method
+from shiplap.overlap.by_shard import doubling
 from shiplap.overlap.plan import ColumnPlan, Keeps, RowPlan, column_plan, row_plan
+from shiplap.overlap.primitives import Method
+from shiplap.overlap.registry import method
 from shiplap.train.setup import resolve_structure
 from shiplap.tuning.candidates import Pass, candidates, sequential_plan, with_fields
 from shiplap.tuning.kinds import kinds_of
@@ -25,6 +25,7 @@ ALL_ON = {"tp_comm_overlap": True, "tp_comm_overlap_rs_dgrad": True}
 DIRECTIONS: tuple[Pass, Pass] = ("forward", "backward")
 KEEPS: tuple[Keeps, Keeps] = ("shard", "gathered")
 SEQUENTIAL = ["sequential"]
+NOTHING = method("sequential")
 
 
 def switches(size: int = 2, **asked: Any) -> ModelParallelConfig:
@@ -40,13 +41,16 @@ def layers_of(parallel: ModelParallelConfig, family: str = "gpt2", lora: str | N
 
 
 FC1, FC2, HEAD = "blocks.1.mlp.fc1", "blocks.1.mlp.fc2", "head.projection"
-BY_COLUMNS = ["columns:8", "tiles"]
-SCATTERS = ["exchange", "exchange:2", "exchange:4", "reduce", "pieces:2,1,1", "columns:3,2,2,1", *BY_COLUMNS]
-IN_TURNS = ["columns:1,2,2,3 in turns", "columns:8 in turns"]
-PAIRED = ["exchange", "columns", "pieces:2,1,1"]
+BY_COLUMNS = ["feature_chunks:8", "feature_chunks own_first"]
+SCATTERS = ["p2p", "p2p:2", "p2p:4", "reduce", "row_chunks", "feature_chunks:3,2,2,1", *BY_COLUMNS]
+PACED = ["feature_chunks:1,2,2,3 paced", "feature_chunks:8 paced"]
+PAIRED = ["p2p", "row_chunks", "feature_chunks"]
 """Of Column's dgrad, whose end hides behind wgrad."""
-GATHERS = ["ring", "ring:2", "ring:4", "columns:1,2,2,3", *BY_COLUMNS]
-PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "columns:1,2,2,3", "columns:8", "tiles")]
+GATHERS = ["ring", "ring:2", "ring:4", "feature_chunks:1,2,2,3", *BY_COLUMNS]
+PARTS = [
+    f"dgrad {way}, wgrad parts"
+    for way in ("ring", "ring:2", "feature_chunks:1,2,2,3", "feature_chunks:8", "feature_chunks own_first")
+]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "columns:1,2,
             {"tp_comm_bulk_wgrad": False, "tp_comm_overlap_rs_dgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk", "direct"],
+            [*SEQUENTIAL, "bulk", "bulk_p2p"],
         ),
         (
             {"tp_comm_bulk_wgrad": False, "tp_comm_bulk_dgrad": False},
@@ -81,14 +85,14 @@ PARTS = [f"dgrad {way}, wgrad parts" for way in ("ring", "ring:2", "columns:1,2,
             {"tp_comm_bulk_dgrad": False, "tp_comm_overlap_rs_dgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk", "direct", "ring"],
+            [*SEQUENTIAL, "bulk", "bulk_p2p", "ring"],
         ),
         # Bulk overlap is not what a layer is denied.
         (
             {"tp_comm_overlap_disable_fc1": True, "tp_comm_bulk_wgrad": False},
             FC1,
             "backward",
-            [*SEQUENTIAL, "bulk", "direct"],
+            [*SEQUENTIAL, "bulk", "bulk_p2p"],
         ),
         ({"tp_comm_overlap": False, "tp_comm_overlap_rs_dgrad": False}, FC1, "backward", SEQUENTIAL),
     ],
@@ -103,15 +107,15 @@ def test_what_the_switches_let_be_measured(
 def test_a_column_layer_s_two_sites_are_chosen_together() -> None:
     parallel = switches(tp_comm_overlap_rs_dgrad=False)
     found = candidates(layers_of(parallel)[FC1], "backward", parallel)
-    assert [(plan.dgrad, plan.wgrad) for plan in found.values() if isinstance(plan, ColumnPlan)] == [
+    assert [(str(plan.dgrad), str(plan.wgrad)) for plan in found.values() if isinstance(plan, ColumnPlan)] == [
         # What the switches mean by default is among the first, as the last are left out where time is short.
-        *((method, method) for method in ("sequential", "bulk", "direct")),
-        *((scatter, "bulk") for scatter in ("sequential", "direct")),
-        ("sequential", "direct"),
-        *((scatter, "ring") for scatter in ("sequential", "direct")),
-        *((scatter, "sequential") for scatter in ("bulk", "direct")),
+        *((method, method) for method in ("sequential", "bulk", "bulk_p2p")),
+        *((scatter, "bulk") for scatter in ("sequential", "bulk_p2p")),
+        ("sequential", "bulk_p2p"),
+        *((scatter, "ring") for scatter in ("sequential", "bulk_p2p")),
+        *((scatter, "sequential") for scatter in ("bulk", "bulk_p2p")),
     ]
-    assert list(found)[:3] == ["sequential", "dgrad bulk, wgrad bulk", "dgrad direct, wgrad direct"]
+    assert list(found)[:3] == ["sequential", "dgrad bulk, wgrad bulk", "dgrad bulk_p2p, wgrad bulk_p2p"]
 
 
 def test_what_the_switches_do_by_themselves_is_measured() -> None:
@@ -121,15 +125,15 @@ def test_what_the_switches_do_by_themselves_is_measured() -> None:
         found = candidates(layer, "backward", parallel).values()
         own = layer.module.plan
         assert isinstance(own, ColumnPlan)
-        assert replace(own, forward="sequential") in found
-        assert len(found) == (17 if on else 10)
+        assert replace(own, forward=NOTHING) in found
+        assert len(found) == (18 if on else 10)
 
 
 def test_what_is_kept_is_not_gathered() -> None:
     parallel = switches()
     found = candidates(layers_of(parallel)[FC1], "backward", parallel, keeps="gathered")
-    assert list(found) == ["sequential", "bulk", "direct", *PAIRED]
-    assert {(plan.wgrad, plan.keeps) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
+    assert list(found) == ["sequential", "bulk", "bulk_p2p", *PAIRED]
+    assert {(str(plan.wgrad), plan.keeps) for plan in found.values() if isinstance(plan, ColumnPlan)} == {
         ("sequential", "gathered")
     }
 
@@ -140,7 +144,7 @@ def test_what_is_kept_is_not_gathered() -> None:
         # Frozen: there is no wgrad to hide the scatter behind, and nothing to gather for it.
         ("blocks.0.mlp.fc1", FC1, "backward", [*SEQUENTIAL, *PAIRED]),
         # The adapter's wgrad is there, and keeps what it needs.
-        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", "direct", *PAIRED]),
+        ("blocks.1.mlp.fc1", FC1, "backward", [*SEQUENTIAL, "bulk", "bulk_p2p", *PAIRED]),
         ("blocks.0.mlp.fc1", FC2, "backward", [*SEQUENTIAL, *GATHERS]),
         ("blocks.1.mlp.fc2", FC2, "backward", [*SEQUENTIAL, *GATHERS, *PARTS]),
     ],
@@ -165,32 +169,33 @@ def test_without_dgrad_only_the_gather_is_hidden() -> None:
 @pytest.mark.parametrize(
     ("size", "gathers"),
     [
-        (3, ["ring", "grouped", "grouped:1,2", "columns:1,2,2,3", *BY_COLUMNS]),
-        (4, ["ring", "grouped", "grouped:1,3", "columns:1,2,2,3", *BY_COLUMNS]),
-        (8, ["ring", "grouped", "grouped:1,7", "columns:1,2,2,3", *BY_COLUMNS]),
+        (3, ["ring", "shards_per_gemm", "shards_per_gemm:1,2", "feature_chunks:1,2,2,3", *BY_COLUMNS]),
+        (4, ["ring", "shards_per_gemm", "shards_per_gemm:1,3", "feature_chunks:1,2,2,3", *BY_COLUMNS]),
+        (8, ["ring", "shards_per_gemm", "shards_per_gemm:1,7", "feature_chunks:1,2,2,3", *BY_COLUMNS]),
     ],
 )
 def test_more_ranks_can_take_several_shards_at_once(size: int, gathers: list[str]) -> None:
     layers = layers_of(switches())
-    gathers = [*gathers, *IN_TURNS]
+    gathers = [*gathers, *PACED]
     assert list(candidates(layers[FC1], "forward", switches(size))) == [*SEQUENTIAL, *gathers]
-    ways = ("ring", "grouped", "columns:1,2,2,3", "columns:8", "tiles", *IN_TURNS)
+    ways = ("ring", "shards_per_gemm", "feature_chunks:1,2,2,3", "feature_chunks:8", "feature_chunks own_first", *PACED)
     parts = [f"dgrad {way}, wgrad parts" for way in ways]
     assert list(candidates(layers[FC2], "backward", switches(size))) == [*SEQUENTIAL, *gathers, *parts]
 
 
-def test_turns_are_measured_where_transfers_can_meet() -> None:
+def test_pacing_is_measured_where_transfers_can_meet() -> None:
     layers = layers_of(switches())
     for path, direction in product((FC1, FC2), DIRECTIONS):
         two, four = (list(candidates(layers[path], direction, switches(size))) for size in (2, 4))
-        assert not [name for name in two if "in turns" in name]
-        assert [name for name in four if "in turns" in name]
-        nccl = list(candidates(layers[path], direction, switches(4), with_turns=False))
-        assert nccl == [name for name in four if "in turns" not in name]
+        assert not [name for name in two if "paced" in name]
+        assert [name for name in four if "paced" in name]
+        nccl = list(candidates(layers[path], direction, switches(4), with_pacing=False))
+        assert nccl == [name for name in four if "paced" not in name]
     backward = candidates(layers[FC1], "backward", switches(4))
-    assert [(plan.dgrad, plan.wgrad) for name, plan in backward.items() if name.count("in turns") == 2] == [
-        ("direct in turns", "direct in turns"),
-        ("columns in turns", "direct in turns"),
+    both = [plan for name, plan in backward.items() if name.count("paced") == 2]
+    assert [(str(plan.dgrad), str(plan.wgrad)) for plan in both if isinstance(plan, ColumnPlan)] == [
+        ("bulk_p2p paced", "bulk_p2p paced"),
+        ("feature_chunks paced", "bulk_p2p paced"),
     ]
 
 
@@ -210,18 +215,13 @@ def every_case() -> Iterator[tuple[ParallelLayer, Pass, ModelParallelConfig, Kee
                     yield kind.layer, direction, parallel, keeps
 
 
-def check_method(method: str, table: str, size: int) -> None:
-    """It exists, and its numbers fit."""
-    asked = Method.parse(method)
-    name, sizes = asked.name, asked.numbers
-    assert name in getattr(overlap, table), method
-    assert not asked.in_turns or (name in overlap._SENDING and size > 2), method
-    assert not sizes or name in overlap._WITH_NUMBERS, method
-    if name == "grouped":
-        assert sum(sizes or doubling(size)) == size, method
-    if name in ("ring", "exchange"):
-        assert len(sizes) <= 1, method
-    assert all(number > 0 for number in sizes), method
+def check_method(asked: Method, size: int) -> None:
+    """Its name means it, and its numbers fit. That it can do what its site needs is the plan's own check."""
+    assert method(str(asked)) == asked
+    assert not asked.paced or size > 2, asked
+    if asked.kind.name == "shards_per_gemm":
+        assert sum(asked.pieces or doubling(size)) == size, asked
+    assert all(number > 0 for number in asked.pieces), asked
 
 
 def test_every_candidate_can_be_run_and_nothing_is_measured_that_is_off() -> None:
@@ -247,32 +247,31 @@ def test_every_candidate_can_be_run_and_nothing_is_measured_that_is_off() -> Non
 
 def check_column(plan: ColumnPlan, layer: ParallelLayer, parallel: ModelParallelConfig) -> None:
     size, on = parallel.tensor_parallel_size, parallel.tp_comm_overlap
-    check_method(plan.forward, "_GATHER", size)
-    check_method(plan.dgrad, "_SCATTER", size)
-    check_method(plan.wgrad, "_PREFETCH" if overlap.is_prefetched(plan.wgrad) else "_GATHER", size)
+    for site in (plan.forward, plan.dgrad, plan.wgrad):
+        check_method(site, size)
     may_pipeline = on and not getattr(layer.module, "disable_tp_comm_pipeline", False)
-    assert plan.forward == "sequential" or (may_pipeline and parallel.tp_comm_overlap_ag)
-    if Method.parse(plan.dgrad).name in ("bulk", "direct"):
+    assert plan.forward == NOTHING or (may_pipeline and parallel.tp_comm_overlap_ag)
+    if plan.dgrad.kind.name in ("bulk", "bulk_p2p"):
         assert on
         assert parallel.tp_comm_bulk_dgrad
         assert layer.has_wgrad, "nothing to hide behind"
-    elif plan.dgrad != "sequential":
+    elif plan.dgrad != NOTHING:
         assert may_pipeline
         assert parallel.tp_comm_overlap_rs_dgrad
-    if plan.wgrad != "sequential":
+    if plan.wgrad != NOTHING:
         assert on
         assert parallel.tp_comm_bulk_wgrad
         assert layer.gathers_again
         assert plan.keeps == "shard"
-    assert Method.parse(plan.wgrad).name not in ("bulk", "direct") or layer.has_dgrad, "nothing to hide behind"
+    assert plan.wgrad.kind.name not in ("bulk", "bulk_p2p") or layer.has_dgrad, "nothing to hide behind"
 
 
 def check_row(plan: RowPlan, parallel: ModelParallelConfig) -> None:
     size, on = parallel.tensor_parallel_size, parallel.tp_comm_overlap
-    check_method(plan.forward, "_SCATTER", size)
-    check_method(plan.dgrad, "_GATHER", size)
-    assert plan.forward == "sequential" or (on and parallel.tp_comm_overlap_rs)
-    assert plan.dgrad == "sequential" or (on and parallel.tp_comm_overlap_ag)
+    for site in (plan.forward, plan.dgrad):
+        check_method(site, size)
+    assert plan.forward == NOTHING or (on and parallel.tp_comm_overlap_rs)
+    assert plan.dgrad == NOTHING or (on and parallel.tp_comm_overlap_ag)
 
 
 def test_what_the_switches_themselves_do_is_always_measured() -> None:

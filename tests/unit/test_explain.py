@@ -17,6 +17,7 @@ from shiplap.inspection.sites import Reason, Site, sites_of_run
 from shiplap.inspection.strict import check_strict, not_acting
 from shiplap.models.decoder import DecoderModel
 from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.overlap.registry import SEQUENTIAL
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.train.setup import resolve_structure
 
@@ -59,9 +60,9 @@ def at(place: str, config: TrainConfig) -> Site:
         ({}, f"{QKV} forward", "ring", "forward", "--tp-comm-overlap-ag"),
         ({}, f"{QKV} dgrad", "bulk", "wgrad", "--tp-comm-bulk-dgrad"),
         ({}, f"{HEAD} wgrad", "bulk", "dgrad", "--tp-comm-bulk-wgrad"),
-        ({}, f"{PROJ} forward", "exchange", "forward", "--tp-comm-overlap-rs"),
+        ({}, f"{PROJ} forward", "p2p", "forward", "--tp-comm-overlap-rs"),
         ({}, f"{FC2} dgrad", "ring", "dgrad", "--tp-comm-overlap-ag"),
-        ({"tp_comm_overlap_rs_dgrad": True}, f"{FC1} dgrad", "exchange", "dgrad", "--tp-comm-overlap-rs-dgrad"),
+        ({"tp_comm_overlap_rs_dgrad": True}, f"{FC1} dgrad", "p2p", "dgrad", "--tp-comm-overlap-rs-dgrad"),
         # Disabled here, so bulk has its place back.
         (
             {"tp_comm_overlap_rs_dgrad": True, "tp_comm_overlap_disable_fc1": True},
@@ -218,15 +219,15 @@ def rows(model: DecoderModel) -> list[RowParallelLinear]:
             "plan replaced: the switches say ring",
         ),
         (ColumnPlan(forward="ring:2", dgrad="bulk", wgrad="bulk"), "forward", "forward", None, ""),
-        (ColumnPlan(forward="grouped:1,1", dgrad="bulk", wgrad="bulk"), "forward", "forward", None, ""),
+        (ColumnPlan(forward="shards_per_gemm:1,1", dgrad="bulk", wgrad="bulk"), "forward", "forward", None, ""),
         (
-            ColumnPlan(forward="grouped:2", dgrad="bulk", wgrad="bulk"),
+            ColumnPlan(forward="shards_per_gemm:2", dgrad="bulk", wgrad="bulk"),
             "forward",
             None,
             Reason.NOTHING_TO_HIDE_BEHIND,
-            "grouped:2 has one product, which needs all shards",
+            "shards_per_gemm:2 has one product, which needs everything",
         ),
-        (ColumnPlan(forward="ring", dgrad="exchange:4", wgrad="bulk"), "dgrad", "dgrad", None, ""),
+        (ColumnPlan(forward="ring", dgrad="p2p:4", wgrad="bulk"), "dgrad", "dgrad", None, ""),
         (ColumnPlan(forward="ring", dgrad="bulk", wgrad="ring:2"), "wgrad", "wgrad", None, ""),
         (
             ColumnPlan(forward="ring", dgrad="bulk", wgrad="bulk", keeps="gathered"),
@@ -264,7 +265,7 @@ def test_a_layer_that_was_made_without_pipelines_says_so() -> None:
     model = model_of(config)
     head = columns(model)[-1]
     head.disable_tp_comm_pipeline = True
-    head.plan = replace(head.plan, forward="sequential")
+    head.plan = replace(head.plan, forward=SEQUENTIAL)
     site = by_place(sites_of_run(model, config))[f"{HEAD} forward"]
     assert (site.reason, site.why_not) == (
         Reason.LAYER_DISABLED,
@@ -314,15 +315,15 @@ blocks.*.attention.qkv × 3   forward  all-gather x       sequential     3.0 KiB
                              dgrad    reduce-scatter dx  sequential     3.0 KiB  --tp-comm-overlap-disable-qkv is on,
                                                                                  --tp-comm-bulk-dgrad is off
                              wgrad    all-gather x       bulk           3.0 KiB  the dgrad product
-blocks.*.attention.proj × 3  forward  reduce-scatter y   exchange       3.0 KiB  the forward product
+blocks.*.attention.proj × 3  forward  reduce-scatter y   p2p            3.0 KiB  the forward product
                              dgrad    all-gather dy      ring           3.0 KiB  the dgrad product
 blocks.*.mlp.fc1 × 3         forward  all-gather x       ring           3.0 KiB  the forward product
-                             dgrad    reduce-scatter dx  exchange       3.0 KiB  the dgrad product
+                             dgrad    reduce-scatter dx  p2p            3.0 KiB  the dgrad product
                              wgrad    all-gather x       bulk           3.0 KiB  the dgrad product
-blocks.*.mlp.fc2 × 3         forward  reduce-scatter y   exchange       3.0 KiB  the forward product
+blocks.*.mlp.fc2 × 3         forward  reduce-scatter y   p2p            3.0 KiB  the forward product
                              dgrad    all-gather dy      ring           3.0 KiB  the dgrad product
 head.projection              forward  all-gather x       ring           3.0 KiB  the forward product
-                             dgrad    reduce-scatter dx  exchange       3.0 KiB  the dgrad product
+                             dgrad    reduce-scatter dx  p2p            3.0 KiB  the dgrad product
                              wgrad    all-gather x       bulk           3.0 KiB  the dgrad product
 
 81.0 KiB of 99.0 KiB sent by each rank in a micro-batch overlap with a product."""

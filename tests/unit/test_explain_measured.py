@@ -47,14 +47,14 @@ def column_of(
     [
         (column_of("ring"), {}, f"{QKV} forward", "forward", AG),
         (column_of("ring:4"), {}, f"{QKV} forward", "forward", AG),
-        (column_of("grouped:1,1"), {}, f"{QKV} forward", "forward", AG),
+        (column_of("shards_per_gemm:1,1"), {}, f"{QKV} forward", "forward", AG),
         (column_of(dgrad="bulk"), {}, f"{FC1} dgrad", "wgrad", BULK_DGRAD),
-        (column_of(dgrad="exchange:2"), {}, f"{FC1} dgrad", "dgrad", RS_DGRAD),
-        (column_of(dgrad="pieces:2,1,1"), {}, f"{FC1} dgrad", "dgrad", RS_DGRAD),
+        (column_of(dgrad="p2p:2"), {}, f"{FC1} dgrad", "dgrad", RS_DGRAD),
+        (column_of(dgrad="row_chunks"), {}, f"{FC1} dgrad", "dgrad", RS_DGRAD),
         (column_of(wgrad="bulk"), {}, f"{HEAD} wgrad", "dgrad", BULK_WGRAD),
         (column_of(wgrad="ring:2"), {}, f"{HEAD} wgrad", "wgrad", BULK_WGRAD),
         (column_of(), {"forward": "reduce"}, f"{PROJ} forward", "forward", RS),
-        (column_of(), {"forward": "pieces:1,1"}, f"{PROJ} forward", "forward", RS),
+        (column_of(), {"forward": "row_chunks:1,1"}, f"{PROJ} forward", "forward", RS),
         (column_of(), {"dgrad": "ring:8"}, f"{FC2} dgrad", "dgrad", AG),
     ],
 )
@@ -111,17 +111,17 @@ def test_who_keeps_the_gathered_input(asked: bool, by: str) -> None:
     [
         ({}, column_of("ring:2", "bulk", "ring"), {"forward": "reduce"}, []),
         ({}, column_of(), {}, [AG, RS, BULK_WGRAD, BULK_DGRAD]),
-        ({}, column_of(dgrad="bulk", wgrad="bulk"), {"forward": "exchange"}, [AG]),
+        ({}, column_of(dgrad="bulk", wgrad="bulk"), {"forward": "p2p"}, [AG]),
         # One layer is enough.
-        ({}, column_of(dgrad="bulk", wgrad="bulk"), {"forward": "exchange", "dgrad": "ring:4"}, []),
+        ({}, column_of(dgrad="bulk", wgrad="bulk"), {"forward": "p2p", "dgrad": "ring:4"}, []),
         ({}, column_of("ring", "bulk", "bulk"), {}, [RS]),
-        ({}, column_of("ring", "sequential", "bulk"), {"forward": "exchange"}, [BULK_DGRAD]),
+        ({}, column_of("ring", "sequential", "bulk"), {"forward": "p2p"}, [BULK_DGRAD]),
         # The pipeline was on and lost to bulk; where it wins, it takes bulk's place.
-        ({"tp_comm_overlap_rs_dgrad": True}, column_of("ring", "bulk", "bulk"), {"forward": "exchange"}, [RS_DGRAD]),
-        ({"tp_comm_overlap_rs_dgrad": True}, column_of("ring", "reduce", "bulk"), {"forward": "exchange"}, []),
+        ({"tp_comm_overlap_rs_dgrad": True}, column_of("ring", "bulk", "bulk"), {"forward": "p2p"}, [RS_DGRAD]),
+        ({"tp_comm_overlap_rs_dgrad": True}, column_of("ring", "reduce", "bulk"), {"forward": "p2p"}, []),
         # Nobody asked for what the plan keeps, but there is nothing left to gather.
-        ({}, column_of("ring", "bulk", keeps="gathered"), {"forward": "exchange"}, [BULK_WGRAD]),
-        ({"tp_comm_keep_gathered": True}, column_of("ring", "bulk", keeps="gathered"), {"forward": "exchange"}, []),
+        ({}, column_of("ring", "bulk", keeps="gathered"), {"forward": "p2p"}, [BULK_WGRAD]),
+        ({"tp_comm_keep_gathered": True}, column_of("ring", "bulk", keeps="gathered"), {"forward": "p2p"}, []),
     ],
 )
 def test_switches_that_a_plan_makes_idle(
@@ -183,9 +183,9 @@ def test_the_verb_shows_a_plan_as_json(capsys: pytest.CaptureFixture[str], file:
     methods = {(site["kind"], site["site"]): site["method"] for site in sites}
     assert methods == {
         ("column", "forward"): "ring:2",
-        ("column", "dgrad"): "direct",
+        ("column", "dgrad"): "bulk_p2p",
         ("column", "wgrad"): "ring",
-        ("row", "forward"): "pieces:2,1,1",
+        ("row", "forward"): "row_chunks",
         ("row", "dgrad"): "sequential",
     }
 
@@ -217,7 +217,11 @@ def test_strictness_with_a_plan_refuses_after_the_table(capsys: pytest.CaptureFi
     ("damaged", "flags", "named"),
     [
         (put("passes", value=3), "", ["plan.json: passes must be a list, got 3"]),
-        (put("passes", 0, "fields", "forward", value="rign:2"), "", ["--tp-comm-plan", "rign:2", "no method"]),
+        (
+            put("passes", 0, "fields", "forward", value="rign:2"),
+            "",
+            ["plan.json: passes 0: fields: There is no overlap method rign:2"],
+        ),
         (put("conditions", "batch", value=7), "", ["--tp-comm-plan", "--batch-size 7", "this run has 3"]),
         (None, "--no-tp-comm-overlap-ag", ["--tp-comm-plan", "ring:2", "switches turn off", "shiplap tune"]),
         (None, "--dtype bfloat16", ["--dtype float32", "this run has bfloat16", "shiplap tune"]),

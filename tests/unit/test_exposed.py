@@ -2,8 +2,8 @@
 
 import torch
 
-from shiplap.dist.collectives import Pending, PendingSum
-from shiplap.dist.exposed import ExposedTime, measuring, one_wait
+from shiplap.dist.collectives import Handle, SumHandle
+from shiplap.dist.hooks import ExposedTime, measuring, record_wait
 
 
 class Work:
@@ -28,8 +28,8 @@ class Counting(ExposedTime):
         return super().wait()
 
 
-def pending(*works: Work | Pending) -> Pending:
-    return Pending(torch.ones(2), works)
+def pending(*works: Work | Handle) -> Handle:
+    return Handle(torch.ones(2), works)
 
 
 def test_each_wait_counts_once_however_nested() -> None:
@@ -46,7 +46,7 @@ def test_each_wait_counts_once_however_nested() -> None:
 def test_a_sum_waits_for_each_part() -> None:
     exposed = Counting()
     with measuring(exposed):
-        total = PendingSum([pending(Work()), pending(), pending(Work())]).wait()
+        total = SumHandle([pending(Work()), pending(), pending(Work())]).wait()
     assert exposed.num_waits == 2
     assert total.tolist() == [3.0, 3.0]
 
@@ -56,7 +56,7 @@ def test_nothing_counts_unless_somebody_measures() -> None:
     pending(Work()).wait()
     with measuring(exposed):
         pending().wait()
-    with one_wait():
+    with record_wait():
         pass
     assert exposed.num_waits == 0
     assert exposed.take_milliseconds() == 0.0

@@ -1,11 +1,13 @@
 """The rules of the house that no linter knows."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 import shiplap
+from shiplap.overlap import registry
 
 SOURCE = Path(shiplap.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -39,3 +41,16 @@ def test_importing_does_nothing() -> None:
     for path in FILES:
         for line in path.read_text().splitlines():
             assert not re.match(r"(logging\.basicConfig|os\.environ\[|torch\.set_|torch\.manual_seed)", line), path
+
+
+def test_the_table_of_methods_is_the_registry_s() -> None:
+    assert registry.markdown_table() in (ROOT / "docs" / "tensor_parallel.md").read_text()
+
+
+def test_no_file_but_its_own_names_a_method() -> None:
+    """What a collective is called, and how messages travel, are other things of the same name."""
+    names = {kind.name for kind in registry.kinds()}
+    for path in set(FILES) - set((SOURCE / "overlap").glob("*.py")) - {SOURCE / "dist" / "collectives.py"}:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value.partition(":")[0] not in names, f"{path}:{node.lineno}: {node.value}"

@@ -28,8 +28,8 @@ def test_every_layer_is_given_what_was_measured_of_its_kind(file: Path) -> None:
     config = run_of()
     model = model_of(config)
     loaded(file, config).apply(model)
-    column = ColumnPlan(forward="ring:2", dgrad="direct", wgrad="ring")
-    row = RowPlan(forward="pieces:2,1,1", dgrad="sequential")
+    column = ColumnPlan(forward="ring:2", dgrad="bulk_p2p", wgrad="ring")
+    row = RowPlan(forward="row_chunks", dgrad="sequential")
     layers = list(parallel_layers(model))
     assert len(layers) == 9
     for layer in layers:
@@ -63,9 +63,9 @@ FOR_ANOTHER: list[tuple[TrainConfig, list[str]]] = [
         ["nothing about layers like blocks.0.mlp.fc1", "is_denied_pipelines True"],
     ),
     (run_of(tp_comm_overlap_ag=False), ["forward ring:2 for the forward pass of blocks.0.attention.qkv"]),
-    (run_of(tp_comm_overlap_rs=False), ["forward pieces:2,1,1 for the forward pass of blocks.0.attention.proj"]),
-    (run_of(tp_comm_bulk_dgrad=False), ["dgrad direct, wgrad ring for the backward pass of blocks.0.attention.q"]),
-    (run_of(tp_comm_bulk_wgrad=False), ["dgrad direct, wgrad ring for the backward pass of blocks.0.attention.q"]),
+    (run_of(tp_comm_overlap_rs=False), ["forward row_chunks for the forward pass of blocks.0.attention.proj"]),
+    (run_of(tp_comm_bulk_dgrad=False), ["dgrad bulk_p2p, wgrad ring for the backward pass of blocks.0.attention.q"]),
+    (run_of(tp_comm_bulk_wgrad=False), ["dgrad bulk_p2p, wgrad ring for the backward pass of blocks.0.attention.q"]),
     (run_of(tp_comm_keep_gathered=True), ["the shard of the input at blocks.0.attention.qkv", "keep-gathered"]),
 ]
 
@@ -100,31 +100,15 @@ def backward(content: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("number", "site", "method"),
     [
-        (0, "forward", "rign:2"),
-        (0, "forward", ""),
-        (0, "forward", "ring:x"),
-        (0, "forward", "ring:"),
-        (0, "forward", "ring:0"),
-        (0, "forward", "ring:-2"),
         (0, "forward", "ring:2,2"),
-        (0, "forward", "bulk"),
-        (0, "forward", "exchange"),
         (0, "forward", "replicated"),
-        (0, "forward", "sequential:2"),
-        (0, "forward", "grouped:1,1,1"),
-        (1, "dgrad", "ring"),
-        (1, "dgrad", "bulk:2"),
-        (1, "dgrad", "pieces:0"),
-        (0, "forward", "columns:0"),
-        (1, "wgrad", "exchange"),
-        (1, "wgrad", "columns"),
+        (0, "forward", "shards_per_gemm:1,1,1"),
+        (1, "wgrad", "feature_chunks"),
         (1, "wgrad", "replicated"),
         (2, "forward", "bulk"),
-        (2, "forward", "pieces:"),
-        (3, "dgrad", "bulk"),
     ],
 )
-def test_methods_that_cannot_be_are_refused_before_anything_starts(
+def test_methods_that_are_not_measured_are_refused_before_anything_starts(
     file: Path, number: int, *, site: str, method: str
 ) -> None:
     """Not in the first step, by some rank; even where what the file calls the method is one that there is."""
@@ -137,13 +121,42 @@ def test_methods_that_cannot_be_are_refused_before_anything_starts(
     assert "no method that `shiplap tune` measures there with --tensor-parallel 2" in message
 
 
-@pytest.mark.parametrize("method", ["grouped:1,1", "grouped:1,1,1,1,1", "grouped:4,0"])
+@pytest.mark.parametrize(
+    ("number", "site", "method"),
+    [
+        (0, "forward", "rign:2"),
+        (0, "forward", ""),
+        (0, "forward", "ring:x"),
+        (0, "forward", "ring:"),
+        (0, "forward", "ring:0"),
+        (0, "forward", "ring:-2"),
+        (0, "forward", "bulk"),
+        (0, "forward", "p2p"),
+        (0, "forward", "sequential:2"),
+        (0, "forward", "feature_chunks:0"),
+        (1, "dgrad", "ring"),
+        (1, "dgrad", "bulk:2"),
+        (1, "dgrad", "row_chunks:0"),
+        (1, "wgrad", "p2p"),
+        (2, "forward", "row_chunks:"),
+        (3, "dgrad", "bulk"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused_where_the_file_is_read(
+    file: Path, number: int, *, site: str, method: str
+) -> None:
+    damage(file, put("passes", number, "fields", site, value=method))
+    with pytest.raises(UserError, match=rf"plan\.json: passes {number}: fields: .*method {method.partition(':')[0]}"):
+        loaded(file, run_of(tp_comm_overlap_rs_dgrad=True))
+
+
+@pytest.mark.parametrize("method", ["shards_per_gemm:1,1", "shards_per_gemm:1,1,1,1,1", "shards_per_gemm:4,0"])
 def test_groups_that_do_not_make_the_ranks_are_refused(tmp_path: Path, method: str) -> None:
     path, config = tmp_path / "plan.json", run_of(size=4)
     write_plan(plan_of(config), path)
     columns = [number for number, one in enumerate(plan_of(config).passes) if one.fields.get("forward") == "ring:2"]
     for number in columns:
-        damage(path, put("passes", number, "fields", "forward", value="grouped:1,3"))
+        damage(path, put("passes", number, "fields", "forward", value="shards_per_gemm:1,3"))
     loaded(path, config)
     damage(path, put("passes", 0, "fields", "forward", value=method))
     with pytest.raises(UserError, match=f"forward {method} for the forward pass .* with --tensor-parallel 4"):
@@ -180,7 +193,7 @@ def test_a_kept_input_is_the_plan_s_to_choose(file: Path) -> None:
         assert {layer.plan.keeps for layer in columns} == {"gathered"}
     # It is not gathered again, so there is nothing to overlap.
     damage(file, put("passes", 1, "fields", "wgrad", value="bulk"))
-    with pytest.raises(UserError, match="dgrad direct, wgrad bulk for the backward pass"):
+    with pytest.raises(UserError, match="dgrad bulk_p2p, wgrad bulk for the backward pass"):
         loaded(file, run_of())
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, RunOptions, TrainConfig, UserError
 from shiplap.config.lora import LoraOptions
-from shiplap.dist.collectives import Pending
-from shiplap.dist.hooks import at_site, is_observed, observing, running_product, told_of
+from shiplap.dist.collectives import Handle
+from shiplap.dist.hooks import observing, record_collective, record_gemm, record_primitive
 from shiplap.tools.trace.chart import draw
 from shiplap.tools.trace.chrome import chrome_trace, in_lanes
 from shiplap.tools.trace.clocks import clocks_of
@@ -84,16 +84,17 @@ def test_what_a_communication_fails_with_is_raised_where_it_is_needed() -> None:
 
 
 def test_only_an_observer_hears() -> None:
-    @told_of("all-gather")
-    def start(x: torch.Tensor, works: Sequence[Work]) -> Pending:
-        return Pending(x, works)
-
-    @at_site("gather")
-    def gather(method: str, works: Sequence[Work]) -> torch.Tensor:
-        pending = start(torch.zeros(3), works)
-        with running_product("forward"):
+    def start(x: torch.Tensor, works: Sequence[Work]) -> Handle:
+        with record_collective("all-gather", x) as watched:
             pass
-        return pending.wait()
+        return Handle(x, watched(works))
+
+    def gather(method: str, works: Sequence[Work]) -> torch.Tensor:
+        with record_primitive("gather", method):
+            started = start(torch.zeros(3), works)
+            with record_gemm("forward"):
+                pass
+            return started.wait()
 
     def finished() -> list[Work]:
         works = [Work(), Work()]
@@ -104,12 +105,9 @@ def test_only_an_observer_hears() -> None:
     recorder, works = Recorder({"fc1": "column"}, watchers=Watchers()), finished()
     gather("ring", finished())
     with observing(recorder):
-        assert is_observed()
         with recorder.module("fc1", "forward"):
             gather("ring", works)
-            # A group of this rank alone: nothing is communicated.
-            start(torch.zeros(3), [])
-    assert not is_observed()
+    gather("ring", finished())
     module, communication, product, wait = recorder.spans()
     assert [work.num_waits for work in works] == [1, 1]
     assert (module.name, module.lane) == ("fc1 forward", "layers")
@@ -165,15 +163,14 @@ def test_a_module_that_runs_outside_of_the_models_forward_is_recomputed() -> Non
     model(x)
     names = ["model forward", "first forward", "second forward", "first recompute", "second recompute", "optimizer"]
     assert [span.name for span in recorder.spans()] == names
-    assert recorder.place() == Place()
+    assert recorder.scope() == Place()
 
 
 def test_waiting_ends_with_what_is_waited_for() -> None:
     """However late the waiting thread wakes up; and what was finished before is not waited for."""
     recorder = Recorder({}, watchers=None)
-    with recorder.communication("all-gather", 4) as watch:
-        pass
-    (waited,) = watch([Work()])
+    with recorder.collective("all-gather", 4) as watch:
+        (waited,) = watch([Work()])
     communication, wait = recorder.spans()[0], Span(number=1, kind="wait", layer="", site="", lane="waiting", of=0)
     recorder._spans.append(wait)
     recorder._finishes[0] = [FinishedAt(50)]

@@ -14,6 +14,7 @@ from shiplap.config import TrainConfig
 from shiplap.dist.axes import layout_for
 from shiplap.inspection.layers import ParallelLayer, parallel_layers
 from shiplap.overlap.plan import ColumnPlan
+from shiplap.overlap.registry import SEQUENTIAL
 from shiplap.tuning.candidates import Pass, Plan, candidates
 from shiplap.tuning.measured import MeasuredPass, MeasuredPlan
 from shiplap.tuning.probe import Probe, Repeats, Workload
@@ -99,7 +100,7 @@ def best_is(**best: str) -> Cost:
     def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
         sites = ("forward",) if direction == "forward" else ("dgrad", "wgrad")
         names = {site: f"{layer.kind}_{site}" for site in sites if hasattr(plan, site)}
-        return 10.0 - sum(3.0 for site, name in names.items() if best.get(name) == getattr(plan, site))
+        return 10.0 - sum(3.0 for site, name in names.items() if best.get(name) == str(getattr(plan, site)))
 
     return cost
 
@@ -128,11 +129,11 @@ def test_every_pass_of_every_kind_has_its_timings(env: GlobalEnv, clock: Clock) 
 
 def test_the_fastest_is_chosen_where_it_is(env: GlobalEnv, clock: Clock) -> None:
     config = run_of(tp_comm_overlap_rs_dgrad=True)
-    best = {"column_forward": "ring:4", "column_dgrad": "exchange", "column_wgrad": "bulk", "row_forward": "reduce"}
+    best = {"column_forward": "ring:4", "column_dgrad": "p2p", "column_wgrad": "bulk", "row_forward": "reduce"}
     plan = tuned(config, best_is(**best), env)
     passes = by_pass(plan)
     assert passes["blocks.*.mlp.fc1 forward"].fields == {"forward": "ring:4"}
-    assert passes["blocks.*.mlp.fc1 backward"].fields == {"dgrad": "exchange", "wgrad": "bulk", "keeps": "shard"}
+    assert passes["blocks.*.mlp.fc1 backward"].fields == {"dgrad": "p2p", "wgrad": "bulk", "keeps": "shard"}
     assert passes["blocks.*.mlp.fc1 backward"].speedup == pytest.approx(10 / 4)
     assert passes["blocks.*.mlp.fc2 forward"].fields == {"forward": "reduce"}
     assert passes["blocks.*.mlp.fc2 backward"].fields == {"dgrad": "sequential", "wgrad": "whole"}
@@ -142,14 +143,14 @@ def test_the_fastest_is_chosen_where_it_is(env: GlobalEnv, clock: Clock) -> None
     for layer in parallel_layers(model):
         for site in ("forward", "dgrad", "wgrad"):
             method = getattr(layer.module.plan, site, None)
-            assert method in (None, "whole", best.get(f"{layer.kind}_{site}", "sequential"))
+            assert str(method) in ("None", "whole", best.get(f"{layer.kind}_{site}", "sequential"))
 
 
 def test_what_is_off_is_not_run(env: GlobalEnv, clock: Clock) -> None:
     tuned(run_of(tp_comm_overlap_ag=False, tp_comm_bulk_dgrad=False), constant, env)
-    assert {plan.forward for _, direction, plan in FakeProbe.calls if direction == "forward"} >= {"reduce"}
+    assert {str(plan.forward) for _, direction, plan in FakeProbe.calls if direction == "forward"} >= {"reduce"}
     columns = [plan for _, _, plan in FakeProbe.calls if isinstance(plan, ColumnPlan)]
-    assert {(plan.forward, plan.dgrad) for plan in columns} == {("sequential", "sequential")}
+    assert {(plan.forward, plan.dgrad) for plan in columns} == {(SEQUENTIAL, SEQUENTIAL)}
 
 
 def keeping(gain: float) -> Cost:
@@ -239,23 +240,28 @@ def test_little_time_is_spent_on_few_ways(env: GlobalEnv, clock: Clock) -> None:
 
 def test_the_first_ways_are_clear_and_others_were_left_out(env: GlobalEnv, clock: Clock) -> None:
     """Time for some ways in enough rounds: what is clearly faster is so, but that nothing is faster is not known."""
-    plan = tuned(run_of(), best_is(row_forward="exchange"), env, seconds=4.0)
+    plan = tuned(run_of(), best_is(row_forward="p2p"), env, seconds=4.0)
     passes = by_pass(plan)
     assert 2 <= len(passes["blocks.*.mlp.fc2 forward"].timings) < 8
-    assert passes["blocks.*.mlp.fc2 forward"].method == "exchange"
+    assert passes["blocks.*.mlp.fc2 forward"].method == "p2p"
     assert passes["blocks.*.mlp.fc2 forward"].is_clear
     assert not passes["blocks.*.mlp.fc1 backward"].is_clear
 
 
 def test_the_last_way_is_found_though_there_is_no_time_for_all(env: GlobalEnv, clock: Clock) -> None:
     """A round of all 10 passes takes about 2 s, twice that the first time: six of them would take too long."""
-    plan = tuned(run_of(), best_is(row_forward="tiles", column_forward="tiles"), env, seconds=8.0)
+    plan = tuned(
+        run_of(),
+        best_is(row_forward="feature_chunks own_first", column_forward="feature_chunks own_first"),
+        env,
+        seconds=8.0,
+    )
     passes = by_pass(plan)
     for name in ("fc1", "fc2"):
         one = passes[f"blocks.*.mlp.{name} forward"]
-        assert (one.method, one.is_clear) == ("tiles", True)
-        assert list(one.timings)[-1] == "tiles"
-        assert one.timings["tiles"].rounds > one.timings["columns:8"].rounds
+        assert (one.method, one.is_clear) == ("feature_chunks own_first", True)
+        assert list(one.timings)[-1] == "feature_chunks own_first"
+        assert one.timings["feature_chunks own_first"].rounds > one.timings["feature_chunks:8"].rounds
     assert clock.spent <= 8.8
     # Where nothing is faster, what there was no time for might have been.
     assert not passes["blocks.*.mlp.fc2 backward"].is_clear
@@ -266,7 +272,7 @@ def test_where_time_is_short_as_many_go_on_as_show_the_noise(env: GlobalEnv, clo
     noise = Random(0)
 
     def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
-        is_best = isinstance(plan, ColumnPlan) and plan.forward == "ring"
+        is_best = isinstance(plan, ColumnPlan) and str(plan.forward) == "ring"
         return (10.0 if layer.path == HEAD else 0.1) * (0.4 if is_best else 1.0) * noise.uniform(1.0, 1.2)
 
     one = by_pass(tuned(run_of(), cost, env, seconds=0.9))[f"{HEAD} forward"]
@@ -297,7 +303,7 @@ def test_the_last_pass_has_what_the_others_leave(env: GlobalEnv, clock: Clock) -
 
     def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
         if layer.path != HEAD:
-            return best_is(column_forward="ring", row_forward="exchange")(layer, direction, plan)
+            return best_is(column_forward="ring", row_forward="p2p")(layer, direction, plan)
         return 100.0 + next(count) % 7
 
     plan = tuned(run_of(), cost, env, seconds=60.0)
@@ -309,9 +315,9 @@ def test_what_is_not_clear_is_measured_once_more_alone(env: GlobalEnv, clock: Cl
     noise = Random(0)
 
     def cost(layer: ParallelLayer, direction: Pass, plan: Plan) -> float:
-        if direction == "backward" or plan.forward == "sequential":
+        if direction == "backward" or plan.forward == SEQUENTIAL:
             return 100.0
-        if plan.forward != "ring":
+        if str(plan.forward) != "ring":
             return 300.0 * noise.uniform(0.6, 1.4)
         return 95.0 * noise.uniform(0.8, 1.2)
 
@@ -341,7 +347,7 @@ def test_a_pass_without_a_choice_is_measured_and_clear(env: GlobalEnv, clock: Cl
 def test_the_table(env: GlobalEnv, clock: Clock) -> None:
     config = run_of()
     asked = TuneConfig(parallel=config.parallel, model=SMALL, data=config.data, tune=TuneOptions(output="my plan.json"))
-    plan = tuned(config, best_is(column_forward="ring:2", row_forward="exchange"), env, compares_kept=True)
+    plan = tuned(config, best_is(column_forward="ring:2", row_forward="p2p"), env, compares_kept=True)
     open_one = replace(plan.passes[1], is_clear=False)
     text = as_text(replace(plan, passes=[plan.passes[0], open_one, *plan.passes[2:]]), asked)
     lines = text.splitlines()

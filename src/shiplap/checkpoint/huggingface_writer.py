@@ -19,8 +19,7 @@ from shiplap.config.huggingface import CONFIG_FILE, to_huggingface
 from shiplap.config.json_fields import read_json_object
 from shiplap.dist.collectives import Group
 from shiplap.models.stored import Stored, huggingface_names
-from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.placement import gather_to_first, named_shards
 
 MAX_FILE_BYTES = 5 * 10**9
 _COPIED_FILES = (

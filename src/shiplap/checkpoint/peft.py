@@ -15,8 +15,7 @@ from shiplap.config.json_fields import JsonFields, read_json_object
 from shiplap.dist.collectives import Group
 from shiplap.lora import Adapters, add_adapters
 from shiplap.lora.targets import factor_names, module_names, module_of, stored_names, targets_of_modules
-from shiplap.tensor_parallel.gather import gather_to_first
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.placement import gather_to_first, named_shards
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

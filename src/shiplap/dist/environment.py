@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shiplap.config.option import UserError
 from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.axes import RankLayout, layout_for
-from shiplap.dist.group import RankGroup
+from shiplap.dist.collectives import RankGroup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,23 +27,22 @@ from shiplap.dist.collectives import (
     reduce_scatter,
     size_of,
 )
-from shiplap.dist.hooks import remembering, resuming
+from shiplap.dist.hooks import restore_scope, save_scope
 
 
 class _CopyToAll(torch.autograd.Function):
     @staticmethod
-    @remembering
     def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.group = group
+        ctx.group, ctx.scope = group, save_scope()
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
-    @resuming
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # One message for all of them: each is small, so latency is what costs.
         flat = torch.cat([grad.flatten() for grad in grads])
-        summed = all_reduce(flat, ctx.group).wait().split([grad.numel() for grad in grads])
+        with restore_scope(ctx.scope):
+            summed = all_reduce(flat, ctx.group).wait().split([grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(summed, grads, strict=True))
 
 
@@ -60,44 +59,41 @@ class _ReduceFromAll(torch.autograd.Function):
 
 class _ReduceScatterToShard(torch.autograd.Function):
     @staticmethod
-    @remembering
     def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.scope = group, save_scope()
         return reduce_scatter(x_SBH, group).wait()
 
     @staticmethod
     @once_differentiable
-    @resuming
     def backward(ctx: Any, grad_sBH: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad_sBH, ctx.group).wait(), None
+        with restore_scope(ctx.scope):
+            return all_gather(grad_sBH, ctx.group).wait(), None
 
 
 class _GatherFromShard(torch.autograd.Function):
     @staticmethod
-    @remembering
     def forward(ctx: Any, x_sBH: Tensor, group: Group) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.scope = group, save_scope()
         return all_gather(x_sBH, group).wait()
 
     @staticmethod
     @once_differentiable
-    @resuming
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad_SBH, ctx.group).wait(), None
+        with restore_scope(ctx.scope):
+            return reduce_scatter(grad_SBH, ctx.group).wait(), None
 
 
 class _SplitToShard(torch.autograd.Function):
     @staticmethod
-    @remembering
     def forward(ctx: Any, x_SBH: Tensor, group: Group) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.scope = group, save_scope()
         return x_SBH.chunk(size_of(group))[rank_in(group)].clone()
 
     @staticmethod
     @once_differentiable
-    @resuming
     def backward(ctx: Any, grad_sBH: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad_sBH, ctx.group).wait(), None
+        with restore_scope(ctx.scope):
+            return all_gather(grad_sBH, ctx.group).wait(), None
 
 
 class _GatherLastDim(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 
 from shiplap.config import TransformerConfig
 from shiplap.config.train import TrainConfig
-from shiplap.dist.group import RankGroup
+from shiplap.dist.collectives import RankGroup
 from shiplap.lora import Adapters, add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model

@@ -18,8 +18,9 @@ from typing import Literal
 from shiplap.config import ModelParallelConfig, TrainConfig
 from shiplap.inspection.layers import Kind, ParallelLayer, parallel_layers
 from shiplap.models.decoder import DecoderModel
-from shiplap.overlap.method import Method
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
+from shiplap.overlap.primitives import Method
+from shiplap.overlap.registry import REPLICATED, SEQUENTIAL
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
@@ -95,14 +96,14 @@ class _Place:
         collective: what it does under sequence parallelism.
         tensor: what it does it to.
         switches: the fields of the configuration that make it overlap, the one that has precedence first.
-        bulk_behind: the product that `bulk` hides it behind; pipelines use the site's own.
+        whole_behind: the product that methods which do not cut it hide it behind; pipelines use the site's own.
     """
 
     site: str
     collective: Literal["all-gather", "reduce-scatter"]
     tensor: str
     switches: tuple[str, ...]
-    bulk_behind: str | None = None
+    whole_behind: str | None = None
 
 
 PLACES: dict[Kind, tuple[_Place, ...]] = {
@@ -113,10 +114,10 @@ PLACES: dict[Kind, tuple[_Place, ...]] = {
             collective="reduce-scatter",
             tensor="dx",
             switches=("tp_comm_overlap_rs_dgrad", "tp_comm_bulk_dgrad"),
-            bulk_behind="wgrad",
+            whole_behind="wgrad",
         ),
         _Place(
-            site="wgrad", collective="all-gather", tensor="x", switches=("tp_comm_bulk_wgrad",), bulk_behind="dgrad"
+            site="wgrad", collective="all-gather", tensor="x", switches=("tp_comm_bulk_wgrad",), whole_behind="dgrad"
         ),
     ),
     "row": (
@@ -131,7 +132,6 @@ DISABLE_OPTIONS = {"qkv": "tp_comm_overlap_disable_qkv", "fc1": "tp_comm_overlap
 
 
 Why = tuple[Reason, str]
-_BULK = ("bulk", "direct")
 
 
 def sites_of_run(model: DecoderModel, config: TrainConfig) -> list[Site]:
@@ -169,7 +169,7 @@ def communication_sites(
 
 def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *, feature_bytes: int) -> Site:
     plan = layer.module.plan
-    method: str = getattr(plan, place.site)
+    method: Method = getattr(plan, place.site)
     disabled_by = _disabled_by(layer, parallel)
     is_replaced = _expected(place, layer, parallel) != (method, _besides(place, plan))
     nothing = _why_nothing(place, layer, parallel)
@@ -178,9 +178,9 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
         why = _why_not_asked(place, layer, parallel, is_replaced=is_replaced, disabled_by=disabled_by)
     switch = None
     if behind is not None and (plan.is_measured or not is_replaced):
-        # Of the two that Column's reduce-scatter has, the second one is bulk's.
-        switch = flag(place.switches[-1 if Method.parse(method).name in _BULK else 0])
-    collective = "all-reduce" if method == "replicated" else place.collective
+        # Of the two that Column's reduce-scatter has, the second one is that of bulk overlap.
+        switch = flag(place.switches[-1 if method.kind.cut == "whole" else 0])
+    collective = "all-reduce" if method == REPLICATED else place.collective
     size = parallel.tensor_parallel_size
     rounds = 2 if collective == "all-reduce" else 1
     return Site(
@@ -189,7 +189,7 @@ def _site(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig, *,
         kind=layer.kind,
         site=place.site,
         communicates="nothing" if nothing else f"{collective} {place.tensor}",
-        method=method,
+        method=str(method),
         hidden_behind=behind,
         switch=switch,
         disabled_by=disabled_by,
@@ -209,7 +209,7 @@ def _besides(place: _Place, plan: ColumnPlan | RowPlan) -> str:
     return plan.wgrad if place.site == "dgrad" else ""
 
 
-def _expected(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> tuple[str, str]:
+def _expected(place: _Place, layer: ParallelLayer, parallel: ModelParallelConfig) -> tuple[Method, str]:
     """The method that the switches mean, and what they mean besides."""
     if isinstance(layer.module, ColumnParallelLinear):
         column = column_plan(parallel, disable_pipeline=layer.module.disable_tp_comm_pipeline)
@@ -241,20 +241,18 @@ def _why_nothing(place: _Place, layer: ParallelLayer, parallel: ModelParallelCon
     return None
 
 
-def _overlap(place: _Place, layer: ParallelLayer, method: str) -> tuple[str | None, Why | None]:
+def _overlap(place: _Place, layer: ParallelLayer, method: Method) -> tuple[str | None, Why | None]:
     """The product that the method hides the communication behind, or why there is none.
 
     Neither, if the method does not try to overlap.
     """
-    asked = Method.parse(method)
-    name = asked.name
-    if name in ("replicated", "sequential"):
+    if method in (REPLICATED, SEQUENTIAL):
         return None, None
-    if name == "grouped" and len(asked.numbers) == 1:
-        return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{method} has one product, which needs all shards")
-    product = place.bulk_behind if name in _BULK else place.site
+    if not method.kind.overlaps(method):
+        return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{method} has one product, which needs everything")
+    product = place.whole_behind if method.kind.cut == "whole" else place.site
     if product is None:
-        return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{name} has no other product here to hide behind")
+        return None, (Reason.NOTHING_TO_HIDE_BEHIND, f"{method.kind.name} has no other product here to hide behind")
     products = [product, *(["wgrad"] if _besides(place, layer.module.plan) == "parts" else [])]
     there = [product for product in products if layer.has_product(product)]
     if not there:

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import AnyGroup, rank_in
 from shiplap.dist.mappings import reduce_from_all, reduce_scatter_to_shard
-from shiplap.tensor_parallel.defaults import resolve
-from shiplap.tensor_parallel.linear import Init, new_shard, normal_init
+from shiplap.tensor_parallel.linear import Init, new_shard, normal_init, resolve
 from shiplap.tensor_parallel.placement import Shard
 
 _ROWS_MULTIPLE = 64

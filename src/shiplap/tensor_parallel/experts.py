@@ -1,7 +1,7 @@
-"""Products in which every token is multiplied by the weights of its own experts, for the parallel linear layers.
+"""GEMMs in which every token is multiplied by the weights of its own experts, for the parallel linear layers.
 
 A token has k slots, one for each expert that it goes to; E experts' weights stand one below the other. The slots of
-some rows are sorted by expert and multiplied in one grouped product, whose group sizes stay on the device: no host
+some rows are sorted by expert and multiplied in one grouped GEMM, whose group sizes stay on the device: no host
 waits for them. Every slot's result is written to its own place and slots are added up in order, so that results do not
 depend on how the device schedules them. Sorting tokens instead of padding experts is MegaBlocks' idea (Gale et al.
 2022).
@@ -86,19 +86,19 @@ def _wgrad(dy: Tensor, x: Tensor, ends: Tensor, *, out: Tensor, add: bool) -> No
 @dataclass(frozen=True, kw_only=True)
 class _Experts:
     assignment: Assignment
-    kept_columns: slice | None = None
+    kept_features: slice | None = None
 
     def to(self, dtype: torch.dtype) -> Self:
         """Itself: it holds no weight."""
         return self
 
-    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+    def of_inputs(self, weight: Tensor, features: slice) -> tuple[Self, Tensor]:
         """Columns of every expert's weight."""
-        return self, weight[:, columns]
+        return self, weight[:, features]
 
-    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+    def of_outputs(self, weight: Tensor, features: slice) -> tuple[Self, Tensor]:
         """Rows of every expert's weight, as `[E, O, I]`: they are not together."""
-        return self, self.assignment.by_expert(weight)[:, columns]
+        return self, self.assignment.by_expert(weight)[:, features]
 
 
 class ToExperts(_Experts):

@@ -15,16 +15,36 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.config.parallel import ModelParallelConfig
-from shiplap.dist.collectives import AnyGroup, Group, rank_in, size_of
+from shiplap.dist.collectives import AnyGroup, Group, as_group, rank_in, size_of
+from shiplap.dist.environment import GlobalEnv
 from shiplap.dist.mappings import copy_to_all
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
-from shiplap.tensor_parallel.defaults import resolve
 from shiplap.tensor_parallel.function import ColumnPattern, RowPattern, parallel_linear
-from shiplap.tensor_parallel.gemm import DENSE, Product
-from shiplap.tensor_parallel.placement import Shard
+from shiplap.tensor_parallel.gemm import DENSE, Gemm
+from shiplap.tensor_parallel.placement import Shard, shared_by, sum_shared_rows
 
 Init = Callable[[Tensor], Tensor]
 normal_init: Init = partial(nn.init.normal_, std=0.02)
+
+
+def resolve(config: ModelParallelConfig | None, given: AnyGroup) -> tuple[ModelParallelConfig, Group]:
+    """The config and the TP group of a new layer: the one place where they are taken from `GlobalEnv`.
+
+    Raises:
+        RuntimeError: something is missing and `init_all_env` was not called.
+        ValueError: the group's size is not the config's TP size.
+    """
+    if config is None:
+        config = GlobalEnv.instance().config
+    group = as_group(given)
+    if group is None and config.tensor_parallel_size > 1:
+        group = GlobalEnv.instance().group("tp")
+    if size_of(group) != config.tensor_parallel_size:
+        raise ValueError(
+            f"The tensor-parallel group has {size_of(group)} ranks, but tensor_parallel_size is "
+            f"{config.tensor_parallel_size}. Give the layer the group of its config, or initialise with that config."
+        )
+    return config, group
 
 
 def new_shard(shard: Shard, group: Group, init: Init | None) -> nn.Parameter:
@@ -51,13 +71,15 @@ class Adapter(Protocol):
     Attributes:
         merged: whether it is in the layer's weight at the moment.
         shards: how its parameters are divided.
+        shared: the division of the weight that gradients are for, where several ranks hold some of its rows.
     """
 
     merged: bool
     shards: dict[str, Shard]
+    shared: Shard | None
 
-    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Product]:
-        """The input, the weight that gradients are for and the product that the layer uses instead."""
+    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Gemm]:
+        """The input, the weight that gradients are for and the GEMM that the layer uses instead."""
 
 
 class ColumnParallelLinear(nn.Module):
@@ -118,25 +140,26 @@ class ColumnParallelLinear(nn.Module):
         elif weight.shape[1] != in_features:
             raise ValueError(f"The shared weight takes {weight.shape[1]} input features, this layer {in_features}.")
         self.weight = weight
+        self._shared = shared_by(self.shards.get("weight"), self.group)
         self.bias: nn.Parameter | None = None
         if bias:
             self.shards["bias"] = replace(shard or Shard(full_shape=(out_features,)), full_shape=(out_features,))
             self.bias = new_shard(self.shards["bias"], self.group, nn.init.zeros_)
 
-    def forward(self, x: Tensor, product: Product = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, gemm: Gemm = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
         """`[S/R, …, I]` (without sequence parallelism `[S, …, I]`) to `[S, …, O/R]`; and the bias, if asked for.
 
         Args:
             x: the input.
-            product: what stands in the place of `x Wᵀ`; it may change the shapes.
+            gemm: what stands in the place of `x Wᵀ`; it may change the shapes.
         """
         weight: Tensor = self.weight
-        shard = self.shards.get("weight")
+        shared = self._shared
         if self.adapter is not None and not self.adapter.merged:
-            x, weight, product = self.adapter.extend(x, weight)
-            shard = self.adapter.shards["up"]
-        shared = shard if shard is not None and shard.is_shared(size_of(self.group)) else None
-        pattern = ColumnPattern(plan=self.plan, group=self.group, product=product, shared=shared)
+            x, weight, gemm = self.adapter.extend(x, weight)
+            shared = self.adapter.shared
+        complete = None if shared is None else partial(sum_shared_rows, shard=shared, group=self.group)
+        pattern = ColumnPattern(plan=self.plan, group=self.group, gemm=gemm, complete=complete)
         if self.skip_bias_add:
             return parallel_linear(x, weight, None, pattern), self.bias
         return parallel_linear(x, weight, self.bias, pattern)
@@ -180,12 +203,12 @@ class RowParallelLinear(nn.Module):
         self.weight = new_shard(self.shards["weight"], self.group, init)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
-    def forward(self, x: Tensor, product: Product = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, gemm: Gemm = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
         """`[S, …, I/R]` to `[S/R, …, O]` (without sequence parallelism `[S, …, O]`); and the bias, if asked for.
 
         Args:
             x: the input.
-            product: what stands in the place of `x Wᵀ`; it may change the shapes.
+            gemm: what stands in the place of `x Wᵀ`; it may change the shapes.
 
         Raises:
             ValueError: under sequence parallelism, S is not divisible by the TP size.
@@ -194,8 +217,8 @@ class RowParallelLinear(nn.Module):
             _require_divisible("The sequence length (dim 0)", x.shape[0], size_of(self.group))
         weight: Tensor = self.weight
         if self.adapter is not None and not self.adapter.merged:
-            x, weight, product = self.adapter.extend(x, weight)
-        pattern = RowPattern(plan=self.plan, group=self.group, product=product)
+            x, weight, gemm = self.adapter.extend(x, weight)
+        pattern = RowPattern(plan=self.plan, group=self.group, gemm=gemm)
         if not self.skip_bias_add:
             return parallel_linear(x, weight, self.bias, pattern)
         y = parallel_linear(x, weight, None, pattern)

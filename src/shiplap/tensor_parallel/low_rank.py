@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.dist.mappings import copy_to_all
 from shiplap.overlap.primitives import Rows
-from shiplap.tensor_parallel import functional
-from shiplap.tensor_parallel.gemm import Dims
+from shiplap.tensor_parallel.gemm import Dims, cast_for_autocast, linear_dgrad, linear_forward, linear_wgrad
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, new_shard
-from shiplap.tensor_parallel.placement import Shard
+from shiplap.tensor_parallel.placement import Shard, shared_by
 from shiplap.tensor_parallel.random import different_per_rank
 
 
@@ -39,10 +38,10 @@ class _Part:
     """An adapted part of a layer, on this rank.
 
     Attributes:
-        outputs: its columns of y.
+        outputs: its features of y.
         up: its rows of `up`.
-        down: its rows of `down`, and its columns of h.
-        factors: the columns of `up` that belong to these columns of h.
+        down: its rows of `down`, and its features of h.
+        factors: the columns of `up` that belong to these features of h.
     """
 
     outputs: slice
@@ -50,34 +49,34 @@ class _Part:
     down: slice
     factors: slice
 
-    def of_columns(self, columns: slice) -> "_Part | None":
-        """The part of only these columns of h, counted from the first of them; None if there are none."""
-        start, stop = max(self.down.start, columns.start), min(self.down.stop, columns.stop)
+    def of_features(self, features: slice) -> "_Part | None":
+        """The part of only these features of h, counted from the first of them; None if there are none."""
+        start, stop = max(self.down.start, features.start), min(self.down.stop, features.stop)
         if start >= stop:
             return None
         return replace(
             self,
-            down=slice(start - columns.start, stop - columns.start),
+            down=slice(start - features.start, stop - features.start),
             factors=slice(start - self.down.start, stop - self.down.start),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRankProduct:
+class LowRankGemm:
     """`[x | h] [W | B]ᵀ`, the weight that gradients are for being B.
 
     Attributes:
         base: W, this rank's.
         parts: where B has rows.
-        num_columns: of h.
+        num_features: of h.
     """
 
     base: Tensor
     parts: Sequence[_Part]
-    num_columns: int
+    num_features: int
 
     @property
-    def kept_columns(self) -> slice:
+    def kept_features(self) -> slice:
         """H."""
         return slice(self.base.shape[1], None)
 
@@ -91,43 +90,41 @@ class LowRankProduct:
 
     def input_dims(self, y_dims: Dims, weight: Tensor) -> Dims:
         """`[…, O]` to `[…, I + P r]`."""
-        return *y_dims[:-1], self.base.shape[1] + self.num_columns
+        return *y_dims[:-1], self.base.shape[1] + self.num_features
 
-    def of_inputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
-        """Columns of W, and those of B that belong to the columns of h."""
-        base = self.base[:, columns]
-        of_h = slice(max(columns.start - self.base.shape[1], 0), max(columns.stop - self.base.shape[1], 0))
-        parts = [found for part in self.parts if (found := part.of_columns(of_h)) is not None]
-        return replace(self, base=base, parts=parts, num_columns=of_h.stop - of_h.start), weight
+    def of_inputs(self, weight: Tensor, features: slice) -> tuple[Self, Tensor]:
+        """Columns of W, and those of B that belong to the features of h."""
+        base = self.base[:, features]
+        of_h = slice(max(features.start - self.base.shape[1], 0), max(features.stop - self.base.shape[1], 0))
+        parts = [found for part in self.parts if (found := part.of_features(of_h)) is not None]
+        return replace(self, base=base, parts=parts, num_features=of_h.stop - of_h.start), weight
 
-    def of_outputs(self, weight: Tensor, columns: slice) -> tuple[Self, Tensor]:
+    def of_outputs(self, weight: Tensor, features: slice) -> tuple[Self, Tensor]:
         """Rows of W and of B. For Row layers, which have no parts."""
         assert len(self.parts) == 1
-        return replace(self, base=self.base[columns]), weight[columns]
+        return replace(self, base=self.base[features]), weight[features]
 
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows, out: Tensor, add: bool = False
     ) -> None:
         """`x Wᵀ (+ b)`, and `h Bᵀ` added where there are adapted parts."""
-        functional.forward(x[..., : self.base.shape[1]], self.base, bias, out=out, add=add)
-        h = x[..., self.kept_columns]
+        linear_forward(x[..., : self.base.shape[1]], self.base, bias, out=out, add=add)
+        h = x[..., self.kept_features]
         for part in self.parts:
-            functional.forward(
-                h[..., part.down], weight[part.up, part.factors], None, out=out[..., part.outputs], add=True
-            )
+            linear_forward(h[..., part.down], weight[part.up, part.factors], None, out=out[..., part.outputs], add=True)
 
     def dgrad(self, dy: Tensor, weight: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`[dy W | dy B]`."""
-        functional.dgrad(dy, self.base, out=out[..., : self.base.shape[1]], add=add)
-        dh = out[..., self.kept_columns]
+        linear_dgrad(dy, self.base, out=out[..., : self.base.shape[1]], add=add)
+        dh = out[..., self.kept_features]
         for part in self.parts:
             up = weight[part.up, part.factors]
-            functional.dgrad(dy[..., part.outputs], up, out=dh[..., part.down], add=add)
+            linear_dgrad(dy[..., part.outputs], up, out=dh[..., part.down], add=add)
 
     def wgrad(self, dy: Tensor, x: Tensor, *, rows: Rows, out: Tensor, add: bool = False) -> None:
         """`dyᵀ h` of the adapted parts, one below the other."""
         for p in self.parts:
-            functional.wgrad(dy[..., p.outputs], x[..., p.down], out=out[p.up], add=add)
+            linear_wgrad(dy[..., p.outputs], x[..., p.down], out=out[p.up], add=add)
 
 
 class LowRankAdapter(nn.Module):
@@ -137,8 +134,9 @@ class LowRankAdapter(nn.Module):
         down: A, drawn as PEFT does (Kaiming's uniform distribution).
         up: B, 0 at first.
         scale: s.
-        merged: whether the product is in the layer's weight at the moment.
+        merged: whether the factors' product is in the layer's weight at the moment.
         shards: how the factors are divided.
+        shared: the division of `up`, where several ranks hold some of its rows.
     """
 
     def __init__(
@@ -183,6 +181,7 @@ class LowRankAdapter(nn.Module):
             self.shards = {"down": Shard(full_shape=down_shape, dim=1)}
             self.down = new_shard(self.shards["down"], self.group, down_init)
             self.up = new_shard(Shard(full_shape=(num_outputs, rank)), None, up_init)
+        self.shared = shared_by(self.shards.get("up"), self.group)
         self.parts = (
             _parts(whole, parts, rank=rank, group=self.group)
             if parts
@@ -190,7 +189,7 @@ class LowRankAdapter(nn.Module):
         )
         self._unmerged: Tensor | None = None
 
-    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, LowRankProduct]:
+    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, LowRankGemm]:
         """What the layer multiplies instead of `x Wᵀ`.
 
         Args:
@@ -198,9 +197,9 @@ class LowRankAdapter(nn.Module):
             weight: W.
 
         Returns:
-            `[x | h]`, B, and their product.
+            `[x | h]`, B, and their GEMM.
         """
-        x = functional.cast_for_autocast(x)
+        x = cast_for_autocast(x)
         token_group = self.group if self.sequence_parallel else None
         down: Tensor = self.down
         up: Tensor = self.up
@@ -209,8 +208,8 @@ class LowRankAdapter(nn.Module):
         else:
             (up,) = copy_to_all(up, group=self.group)
         h = F.linear(self._drop(x), down) * self.scale
-        product = LowRankProduct(base=weight.detach(), parts=self.parts, num_columns=h.shape[-1])
-        return torch.cat([x, h.to(x.dtype)], dim=-1), up, product
+        gemm = LowRankGemm(base=weight.detach(), parts=self.parts, num_features=h.shape[-1])
+        return torch.cat([x, h.to(x.dtype)], dim=-1), up, gemm
 
     def _drop(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0.0:

@@ -8,7 +8,10 @@ all values, so that it is `[q | k | v]` of the rank's own heads.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+
+from shiplap.dist.collectives import Group, all_reduce, rank_in, receive, send, size_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +151,60 @@ def named_shards(module: nn.Module) -> Iterator[tuple[str, Shard | None]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{module_name}.{name}" if module_name else name, shards.get(name)
+
+
+def shared_by(shard: Shard | None, group: Group) -> Shard | None:
+    """The division, where several of the ranks hold some rows; else None: each gradient is this rank's alone."""
+    return shard if shard is not None and shard.is_shared(size_of(group)) else None
+
+
+def sum_shared_rows(grad: Tensor, shard: Shard, group: Group) -> Tensor:
+    """Complete the gradient of the rows that several ranks hold, each of which has a part of it; in place.
+
+    Afterwards it is the same on all ranks that hold a row. One message, as large as all shared blocks.
+
+    Args:
+        grad: of this rank's shard, divided along dim 0.
+        shard: the division of the parameter.
+        group: the TP ranks, all of which must call this.
+    """
+    if not shard.is_shared(size_of(group)):
+        return grad
+    copies, num_rows = shard.shared_rows(rank_in(group), size_of(group))
+    shared = grad.new_zeros(num_rows, *grad.shape[1:])
+    for here, there in copies:
+        shared[there.start : there.stop] = grad[here.start : here.stop]
+    all_reduce(shared, group).wait()
+    for here, there in copies:
+        grad[here.start : here.stop] = shared[there.start : there.stop]
+    return grad
+
+
+@torch.no_grad()
+def gather_to_first(local: Tensor, shard: Shard | None, group: Group) -> Tensor | None:
+    """The whole of a divided tensor on the group's first rank, which receives one shard after the other.
+
+    All ranks must call this alike. Only the first holds more than it did: the whole, and one shard.
+
+    Args:
+        local: this rank's shard.
+        shard: how the tensor is divided; None where every rank holds it whole.
+        group: the ranks; their shards may differ in size.
+
+    Returns:
+        The whole tensor, on the CPU; on other ranks than the first None.
+    """
+    if group is not None and group.rank > 0:
+        if shard is not None:
+            send(local.detach().contiguous(), 0, group).wait()
+        return None
+    if shard is None:
+        return local.detach().to("cpu", copy=True)
+    num_shards = 1 if group is None else group.size
+    whole = local.new_empty(shard.full_shape, device="cpu")
+    shard.place(whole, local, 0, num_shards)
+    if group is not None:
+        for rank in range(1, num_shards):
+            part = receive(local.new_empty(shard.shard_shape(rank, num_shards)), rank, group).wait()
+            shard.place(whole, part, rank, num_shards)
+    return whole

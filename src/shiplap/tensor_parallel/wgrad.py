@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shiplap.overlap.primitives import Tile
-from shiplap.tensor_parallel.gemm import OfColumns, Product, narrowed
+from shiplap.dist.hooks import record_gemm
+from shiplap.overlap.primitives import Tile, rows_of
+from shiplap.tensor_parallel.gemm import Gemm, Narrow
 
 _ALL = slice(None)
 
@@ -17,14 +18,14 @@ class Wgrad:
     """Where a weight's gradient goes: into its `main_grad` if it has one, else back to autograd.
 
     Attributes:
-        product: what the layer multiplies.
+        gemm: of the layer.
         shape: of the weight.
         dtype: of the weight.
         main_grad: its buffer, of its shape.
         complete: what completes a gradient that is not this rank's alone.
     """
 
-    product: Product
+    gemm: Gemm
     shape: torch.Size
     dtype: torch.dtype
     main_grad: Tensor | None
@@ -32,11 +33,12 @@ class Wgrad:
 
     def __call__(self, dy: Tensor, x: Tensor) -> Tensor | None:
         """From the whole sequence at once: what autograd gets."""
-        if self.main_grad is not None and self.complete is None:
-            self.product.wgrad(dy, x, rows=_ALL, out=self.main_grad, add=True)
-            return None
-        dw = dy.new_empty(self.shape, dtype=self.dtype if self.main_grad is None else self.main_grad.dtype)
-        self.product.wgrad(dy, x, rows=_ALL, out=dw)
+        with record_gemm("wgrad"):
+            if self.main_grad is not None and self.complete is None:
+                self.gemm.wgrad(dy, x, rows=_ALL, out=self.main_grad, add=True)
+                return None
+            dw = dy.new_empty(self.shape, dtype=self.dtype if self.main_grad is None else self.main_grad.dtype)
+            self.gemm.wgrad(dy, x, rows=_ALL, out=dw)
         return self.deliver(dw)
 
     def deliver(self, dw: Tensor) -> Tensor | None:
@@ -49,22 +51,21 @@ class Wgrad:
 
 
 class WgradInParts:
-    """A gradient from parts of what is gathered: the gather is hidden behind the products that use them.
+    """A gradient from parts of what is gathered: the gather is hidden behind the GEMMs that use them.
 
-    Parts of rows add up, in float32 at least, and are rounded once. Parts of columns are rows or columns of the
-    gradient: nothing is added that was not before.
+    Parts of rows add up, in float32 at least, and are rounded once. Parts of features are rows or columns of the
+    gradient: each adds to itself only.
     """
 
-    def __init__(self, wgrad: Wgrad, of_columns: OfColumns, like: Tensor) -> None:
+    def __init__(self, wgrad: Wgrad, narrow: Narrow, like: Tensor) -> None:
         """Of nothing yet.
 
         Args:
             wgrad: where the gradient goes.
-            of_columns: what narrows the product to columns of what is gathered: `of_inputs` if that is x, `of_outputs`
-                if it is dy.
+            narrow: to features of what is gathered: the GEMM's `of_inputs` if that is x, `of_outputs` if it is dy.
             like: a tensor on the device.
         """
-        self._wgrad, self._of_columns = wgrad, of_columns
+        self._wgrad, self._narrow = wgrad, narrow
         main_grad = wgrad.main_grad
         if main_grad is not None and wgrad.complete is None:
             self._total, self._begun = main_grad, [_ALL]
@@ -73,11 +74,14 @@ class WgradInParts:
             self._total, self._begun = like.new_empty(wgrad.shape, dtype=dtype), []
 
     def add(self, region: slice | Tile, dy: Tensor, x: Tensor) -> None:
-        """What comes from these rows, with only these columns of x or dy if the region is a tile."""
-        product, out, rows, _ = narrowed(region, self._wgrad.product, self._total, self._of_columns)
-        columns = region.columns if isinstance(region, Tile) else _ALL
-        product.wgrad(dy, x, rows=rows, out=out, add=_ALL in self._begun or columns in self._begun)
-        self._begun.append(columns)
+        """What comes from these rows, with only these features of x or dy if the region is a tile."""
+        gemm, out, features = self._wgrad.gemm, self._total, _ALL
+        if isinstance(region, Tile):
+            features = region.features
+            gemm, out = self._narrow(out, features)
+        with record_gemm("wgrad"):
+            gemm.wgrad(dy, x, rows=rows_of(region), out=out, add=_ALL in self._begun or features in self._begun)
+        self._begun.append(features)
 
     def result(self) -> Tensor | None:
         """What autograd gets, once all parts were added."""

@@ -13,7 +13,7 @@ from shiplap.config import OptimizerOptions, UserError
 from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import AgreedError, fail_together
 from shiplap.dist.collectives import Group, all_reduce, size_of
-from shiplap.dist.exposed import ExposedTime, measuring
+from shiplap.dist.hooks import ExposedTime, measuring
 from shiplap.layers.moe import Balance
 from shiplap.models.decoder import DecoderModel
 from shiplap.optim import clip_gradients, learning_rate_at, set_learning_rate

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shiplap.config import TrainConfig
 from shiplap.dist import GlobalEnv, RankLayout
 from shiplap.dist.agreement import fail_together
-from shiplap.dist.exposed import ExposedTime
+from shiplap.dist.hooks import ExposedTime
 from shiplap.inspection.site_table import site_table
 from shiplap.inspection.sites import sites_of_run
 from shiplap.models.decoder import DecoderModel

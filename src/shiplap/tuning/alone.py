@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.layers.moe import MixtureOfExperts
-from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.gemm import cast_for_autocast
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -36,7 +36,7 @@ def without_communication(module: _Module, num_shards: int) -> _Module:
     def take_whole(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Any, ...]:
         shard, *others = arguments
         # Before it is gathered, as layers do.
-        shard = functional.cast_for_autocast(shard)
+        shard = cast_for_autocast(shard)
         whole = whole_like(torch.Size([num_shards * shard.shape[0], *shard.shape[1:]]), shard)
         return _TakeWhole.apply(shard, whole), *others
 

@@ -1,7 +1,8 @@
-"""The ways a layer could do a pass, forward or backward: what is measured to find the fastest.
+"""The methods with which a layer could do a pass, forward or backward: what is measured to find the fastest.
 
 A *pass* is a layer's whole forward or its whole backward. A Column layer's backward has two sites whose communication
-runs at the same time, so they are chosen together. The first way of every pass is the one in which nothing overlaps.
+runs at the same time, so they are chosen together. The first candidate of every pass is the one in which nothing
+overlaps; the others are those that the methods declare of themselves (`shiplap.overlap.registry`).
 
 The switches say what may overlap; a plan refines how (`shiplap.config.parallel`):
 
@@ -21,31 +22,15 @@ from typing import Any, Literal
 
 from shiplap.config import ModelParallelConfig
 from shiplap.inspection.layers import ParallelLayer
-from shiplap.overlap.method import IN_TURNS
+from shiplap.overlap import registry
 from shiplap.overlap.plan import ColumnPlan, Keeps, RowPlan
+from shiplap.overlap.primitives import Method, Where
+from shiplap.overlap.registry import SEQUENTIAL
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
 
 Plan = ColumnPlan | RowPlan
 Pass = Literal["forward", "backward"]
-SEQUENTIAL = "sequential"
-_BY_COLUMNS = ["columns:1,2,2,3", "columns:8", "tiles"]
-"""Of gathers. By columns nothing hides the first piece, which therefore is a small one."""
-_GATHERS_FOR_PARTS = {True: ["ring", "ring:2", *_BY_COLUMNS], False: ["ring", "grouped", *_BY_COLUMNS]}
-"""By whether there are two ranks."""
-_GATHERS_IN_TURNS = ["columns:1,2,2,3" + IN_TURNS, "columns:8" + IN_TURNS]
-_SCATTERS_IN_TURNS = ["exchange" + IN_TURNS, "columns:8" + IN_TURNS]
-"""Only where there are more than two ranks, and Gloo: what two send each other never meets others, and NCCL keeps the
-order of what it is given."""
-_PAIRED_PIPELINES = ["exchange", "columns", "columns" + IN_TURNS, "pieces:2,1,1"]
-"""Of Column's dgrad. Their ends hide behind wgrad, so how they are cut matters less than elsewhere."""
-_BESIDE = {
-    "bulk": ("bulk", "direct", "exchange", "pieces:2,1,1"),
-    "direct": ("direct", "exchange", "columns"),
-    "direct in turns": ("direct in turns", "columns in turns"),
-    "ring": ("direct",),
-}
-"""What is measured for Column's dgrad beside a gather that overlaps: mostly collectives with collectives, sends with
-sends, and what the switches do."""
+Fields = Mapping[str, Method | str]
 
 
 def sequential_plan(layer: ParallelLayer, *, keeps: Keeps = "shard") -> Plan:
@@ -67,7 +52,7 @@ def candidates(
     parallel: ModelParallelConfig,
     *,
     keeps: Keeps = "shard",
-    with_turns: bool = True,
+    with_pacing: bool = True,
 ) -> dict[str, Plan]:
     """Plans that differ in what they do in a pass, by a short name of that; the one that overlaps nothing first.
 
@@ -76,39 +61,43 @@ def candidates(
         direction: the pass.
         parallel: the switches, and the TP size.
         keeps: what a Column layer keeps for wgrad.
-        with_turns: whether transfers may take turns, too.
+        with_pacing: whether paced methods are among them. Between two ranks no transfers meet, so that they never are.
     """
     nothing = sequential_plan(layer, keeps=keeps)
     choices = _choices(layer, direction, parallel, keeps=keeps)
-    plans = {_name(fields): with_fields(nothing, fields) for fields in choices}
-    may_take_turns = with_turns and parallel.tensor_parallel_size > 2
-    return {name: plan for name, plan in plans.items() if may_take_turns or IN_TURNS not in name}
+    may_pace = with_pacing and parallel.tensor_parallel_size > 2
+    return {
+        _name(fields): with_fields(nothing, fields)
+        for fields in choices
+        if may_pace or not any(isinstance(method, Method) and method.paced for method in fields.values())
+    }
 
 
-def _choices(
-    layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, keeps: Keeps
-) -> Sequence[Mapping[str, str]]:
+def _choices(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, keeps: Keeps) -> Sequence[Fields]:
     """The fields of the plan in which the candidates differ."""
     size, overlap = parallel.tensor_parallel_size, parallel.tp_comm_overlap
     if isinstance(layer.module, ColumnParallelLinear):
         may_pipeline = overlap and not layer.module.disable_tp_comm_pipeline
         if direction == "forward":
-            return [{"forward": way} for way in _gathers(size, pipeline=may_pipeline and parallel.tp_comm_overlap_ag)]
+            methods = _if(may_pipeline and parallel.tp_comm_overlap_ag, "gather", size)
+            return [{"forward": method} for method in (SEQUENTIAL, *methods)]
         scatters = [SEQUENTIAL]
         if layer.has_dgrad:
+            found = _if(overlap, "scatter beside wgrad", size)
             # Bulk hides behind wgrad, so there must be one.
-            bulk = overlap and parallel.tp_comm_bulk_dgrad and layer.has_wgrad
-            scatters += ["bulk", "direct", "direct" + IN_TURNS] if bulk else []
-            scatters += _PAIRED_PIPELINES if may_pipeline and parallel.tp_comm_overlap_rs_dgrad else []
+            bulk = parallel.tp_comm_bulk_dgrad and layer.has_wgrad
+            pipelined = may_pipeline and parallel.tp_comm_overlap_rs_dgrad
+            scatters += [one for one in found if (bulk if one.kind.cut == "whole" else pipelined)]
         gathers = [SEQUENTIAL]
-        if layer.gathers_again and keeps == "shard" and overlap and parallel.tp_comm_bulk_wgrad:
-            gathers += (["bulk", "direct", "direct" + IN_TURNS] if layer.has_dgrad else []) + ["ring"]
+        if layer.gathers_again and keeps == "shard":
+            found = _if(overlap and parallel.tp_comm_bulk_wgrad, "second gather", size)
+            gathers += [one for one in found if layer.has_dgrad or one.kind.cut != "whole"]
         # The one without overlap first, then bulk overlap of both: if time is short, the last are not measured.
         pairs = [
             (scatter, gather)
             for gather in (*gathers[1:], SEQUENTIAL)
             for scatter in scatters
-            if SEQUENTIAL in (gather, scatter) or scatter in _BESIDE[gather]
+            if _is_pair(scatter, gather)
         ]
         pairs.sort(key=lambda pair: (pair != (SEQUENTIAL, SEQUENTIAL), pair[0] != pair[1]))
         return [
@@ -117,36 +106,37 @@ def _choices(
             for scatter, gather in pairs
         ]
     if direction == "backward":
+        may_gather = overlap and parallel.tp_comm_overlap_ag
         # Without dgrad there is nothing to hide it behind but wgrad in parts.
-        ways = _gathers(size, pipeline=overlap and parallel.tp_comm_overlap_ag)
-        with_dgrad = ways if layer.has_dgrad else ways[:1]
-        with_wgrad = [*_GATHERS_FOR_PARTS[size == 2], *_GATHERS_IN_TURNS] if layer.has_wgrad and len(ways) > 1 else []
-        return [
-            *({"dgrad": way} for way in with_dgrad),
-            *({"dgrad": way, "wgrad": "parts"} for way in with_wgrad),
-        ]
-    pipelines = _scatter_pipelines(size) if overlap and parallel.tp_comm_overlap_rs else []
-    return [{"forward": way} for way in (SEQUENTIAL, *pipelines)]
+        with_dgrad = (SEQUENTIAL, *_if(may_gather and layer.has_dgrad, "gather", size))
+        with_wgrad = _if(may_gather and layer.has_wgrad, "gather for wgrad too", size)
+        in_parts: list[Fields] = [{"dgrad": method, "wgrad": "parts"} for method in with_wgrad]
+        return [*({"dgrad": method} for method in with_dgrad), *in_parts]
+    pipelines = _if(overlap and parallel.tp_comm_overlap_rs, "scatter", size)
+    return [{"forward": method} for method in (SEQUENTIAL, *pipelines)]
 
 
-def _gathers(size: int, *, pipeline: bool) -> list[str]:
-    """Ways to gather. At TP 2 a group of shards is a ring, and chunks are what helps; at larger TP few products do."""
-    if not pipeline:
-        return [SEQUENTIAL]
-    by_rows = ["ring", "ring:2", "ring:4"] if size == 2 else ["ring", "grouped", f"grouped:1,{size - 1}"]
-    return [SEQUENTIAL, *by_rows, *_BY_COLUMNS, *_GATHERS_IN_TURNS]
+def _if(is_allowed: bool, where: Where, size: int) -> Sequence[Method]:
+    return registry.candidates(where, size) if is_allowed else ()
 
 
-def _scatter_pipelines(size: int) -> list[str]:
-    chunks = ["exchange:2", "exchange:4"] if size == 2 else ["exchange:2"]
-    by_columns = ["columns:3,2,2,1", "columns:8", "tiles"]
-    return ["exchange", *chunks, "reduce", "pieces:2,1,1", *by_columns, *_SCATTERS_IN_TURNS]
+def _is_pair(scatter: Method, gather: Method) -> bool:
+    """Whether the two are measured together in a Column layer's backward.
+
+    Sends go beside sends, and what is paced beside what is paced. Beside a collective everything is measured that is
+    not paced: the switches mean a pipeline there. A gather that is a pipeline itself goes beside a whole scatter only.
+    """
+    if SEQUENTIAL in (scatter, gather):
+        return True
+    if scatter.paced != gather.paced or (gather.kind.cut != "whole" and scatter.kind.cut != "whole"):
+        return False
+    return gather.kind.transport in ("collective", scatter.kind.transport)
 
 
-def _name(fields: Mapping[str, str]) -> str:
+def _name(fields: Fields) -> str:
     """Such as `ring:2`, or `dgrad bulk, wgrad ring` where there are two sites."""
-    if len(set(fields.values())) == 1 and SEQUENTIAL in fields.values():
-        return SEQUENTIAL
+    if set(fields.values()) == {SEQUENTIAL}:
+        return str(SEQUENTIAL)
     if len(fields) == 1:
-        return next(iter(fields.values()))
-    return ", ".join(f"{site} {way}" for site, way in fields.items())
+        return str(next(iter(fields.values())))
+    return ", ".join(f"{site} {method}" for site, method in fields.items())

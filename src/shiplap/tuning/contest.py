@@ -122,7 +122,7 @@ class Contest:
             layer=ways.kind.description,
             direction=ways.direction,
             method=choice.name,
-            fields={name: getattr(plan, name) for name in fields if hasattr(plan, name)},
+            fields={name: str(getattr(plan, name)) for name in fields if hasattr(plan, name)},
             # What there was no time for could be faster than no overlap.
             is_clear=choice.is_clear and (choice.name != first or not self.race.is_cut_short),
             speedup=choice.speedup,

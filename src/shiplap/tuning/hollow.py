@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shiplap.tensor_parallel.gemm import Dims, Product
+from shiplap.tensor_parallel.gemm import Dims, Gemm
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hollow:
-    """A product with the shapes of another one that multiplies nothing: what a layer does besides is communicate."""
+    """A GEMM with the shapes of another one that multiplies nothing: what a layer does besides is communicate."""
 
-    of: Product
+    of: Gemm
 
     @property
-    def kept_columns(self) -> slice | None:
+    def kept_features(self) -> slice | None:
         """The other's."""
-        return self.of.kept_columns
+        return self.of.kept_features
 
     def to(self, dtype: torch.dtype) -> "Hollow":
         """Itself: no weight is used."""
@@ -35,11 +35,11 @@ class Hollow:
         """The other's."""
         return self.of.input_dims(y_dims, weight)
 
-    def of_inputs(self, weight: Tensor, columns: slice) -> "tuple[Hollow, Tensor]":
+    def of_inputs(self, weight: Tensor, features: slice) -> "tuple[Hollow, Tensor]":
         """Itself."""
         return self, weight
 
-    def of_outputs(self, weight: Tensor, columns: slice) -> "tuple[Hollow, Tensor]":
+    def of_outputs(self, weight: Tensor, features: slice) -> "tuple[Hollow, Tensor]":
         """Itself."""
         return self, weight
 
@@ -56,16 +56,16 @@ class Hollow:
 
 
 class HollowAdapter:
-    """An adapter whose product is hollow."""
+    """An adapter whose GEMM is hollow."""
 
     merged = False
 
     def __init__(self, adapter: LowRankAdapter) -> None:
         """In the place of this one."""
         self._adapter = adapter
-        self.shards = adapter.shards
+        self.shards, self.shared = adapter.shards, adapter.shared
 
-    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Product]:
+    def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Gemm]:
         """As the adapter's, hollow."""
-        x, up, product = self._adapter.extend(x, weight)
-        return x, up, Hollow(of=product)
+        x, up, gemm = self._adapter.extend(x, weight)
+        return x, up, Hollow(of=gemm)

@@ -252,7 +252,7 @@ def _in_words(description: Description) -> str:
     return ", ".join(f"{name} {value}" for name, value in description.items() if value is not None)
 
 
-def _methods(plan: Plan, direction: Pass) -> Mapping[str, str]:
+def _methods(plan: Plan, direction: Pass) -> Mapping[str, object]:
     """What a plan does in a pass, by site."""
     sites = ("forward",) if direction == "forward" else ("dgrad", "wgrad")
     return {site: getattr(plan, site) for site in sites if hasattr(plan, site)}

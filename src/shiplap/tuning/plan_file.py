@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 from shiplap.config import UserError
 from shiplap.config.json_fields import JsonFields, read_json_object
-from shiplap.overlap.plan import Keeps, Parts
+from shiplap.overlap import registry
+from shiplap.overlap.plan import ColumnPlan, Keeps, Parts, RowPlan
 from shiplap.tuning.measured import Conditions, Kept, MeasuredPass, MeasuredPlan, Timing
 
 _FORMAT = "shiplap measured plan 1"
@@ -20,7 +21,9 @@ _FIELDS = {
     ("row", "forward"): ("forward",),
     ("row", "backward"): ("dgrad", "wgrad"),
 }
-"""What a pass may say of a layer's plan. Whether such methods exist depends on the run (`MeasuredPlan.check`)."""
+"""What a pass may say of a layer's plan. Whether the run allows such methods, `MeasuredPlan.check` says."""
+_SITES = ("forward", "dgrad", "wgrad")
+_NO_METHODS = (*get_args(Keeps), *get_args(Parts))
 
 
 def write_plan(plan: MeasuredPlan, path: Path) -> None:
@@ -119,17 +122,41 @@ def _pass(fields: JsonFields) -> MeasuredPass:
         raise UserError(f"{plan_fields.path}: keeps must be {' or '.join(get_args(Keeps))}.")
     if kind == "row" and plan_fields.has("wgrad") and plan_fields.text("wgrad") not in get_args(Parts):
         raise UserError(f"{plan_fields.path}: wgrad must be {' or '.join(get_args(Parts))}.")
+    methods = {name: _todays(plan_fields.text(name), plan_fields) for name in fields.mapping("fields")}
+    try:
+        _ = ColumnPlan(**methods) if kind == "column" else RowPlan(**methods)  # type: ignore[arg-type] # checked above
+    except ValueError as error:
+        raise UserError(f"{plan_fields.path}: {error} Measure again, or mend the file.") from None
     return MeasuredPass(
         layers=[str(path) for path in fields.list("layers")],
         layer=fields.mapping("layer"),
         direction="forward" if direction == "forward" else "backward",
-        method=fields.text("method"),
-        fields={name: plan_fields.text(name) for name in fields.mapping("fields")},
+        method=_todays(fields.text("method"), fields),
+        fields=methods,
         is_clear=fields.flag("is_clear", False),
         speedup=fields.number("speedup"),
-        timings={name: _timing(timings.inner(name)) for name in fields.mapping("timings")},
+        timings={_todays(name, timings): _timing(timings.inner(name)) for name in fields.mapping("timings")},
         kept=_kept(fields.inner("kept")) if fields.has("kept") else None,
     )
+
+
+def _todays(name: str, fields: JsonFields) -> str:
+    """A method's name, or that of a candidate such as `dgrad direct, wgrad ring`, in today's words.
+
+    Raises:
+        UserError: there is no such method.
+    """
+    words = []
+    for part in name.split(", "):
+        site, space, text = part.partition(" ")
+        if site not in _SITES or not space:
+            site, text = "", part
+        try:
+            method = text if text in _NO_METHODS else str(registry.method(text))
+        except ValueError as error:
+            raise UserError(f"{fields.path}: {error} Measure again, or mend the file.") from None
+        words.append(f"{site} {method}".lstrip())
+    return ", ".join(words)
 
 
 def _timing(fields: JsonFields) -> Timing:
@@ -140,7 +167,7 @@ def _timing(fields: JsonFields) -> Timing:
 
 def _kept(fields: JsonFields) -> Kept:
     return Kept(
-        method=fields.text("method"),
+        method=_todays(fields.text("method"), fields),
         speedup=fields.number("speedup"),
         is_clear=fields.flag("is_clear", False),
         memory_bytes=fields.integer("memory_bytes"),

@@ -19,7 +19,7 @@ from shiplap.dist.collectives import MAX, Group, all_reduce, size_of
 from shiplap.inspection.layers import ParallelLayer
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tensor_parallel.experts import Assignment, FromExperts, ToExperts
-from shiplap.tensor_parallel.gemm import DENSE, Product
+from shiplap.tensor_parallel.gemm import DENSE, Gemm
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
 from shiplap.tuning.hollow import Hollow, HollowAdapter
@@ -135,7 +135,7 @@ class Probe:
         self._module = module
         self._adapter = self._module.adapter
         self._trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
-        self._product = _product_of(layer, workload, env.device)
+        self._gemm = _gemm_of(layer, workload, env.device)
         self._inputs: dict[int, Tensor] = {}
         self._repeats = Repeats()
 
@@ -146,7 +146,7 @@ class Probe:
         communication only, as in training.
         """
         self._set(plan, self.env.group("tp"))
-        return self._slowest(direction, str(plan), self._product)
+        return self._slowest(direction, str(plan), self._gemm)
 
     def seconds_of_a_measurement(self, direction: Direction, plan: Plan) -> float:
         """How long measuring takes: the forward before each backward is not in `milliseconds`, but takes its time."""
@@ -157,12 +157,12 @@ class Probe:
     def products_milliseconds(self, direction: Direction) -> float:
         """The layer's products alone, whole: as if this rank had everything that the others would send."""
         self._set(ColumnPlan() if self.layer.kind == "column" else RowPlan(), None)
-        return self._slowest(direction, "products", self._product)
+        return self._slowest(direction, "products", self._gemm)
 
     def communication_milliseconds(self, direction: Direction, plan: Plan) -> float:
         """The layer's communication alone, as a plan does it, with no product to hide it behind."""
         self._set(plan, self.env.group("tp"), is_hollow=True)
-        return self._slowest(direction, f"communication, {plan}", Hollow(of=self._product))
+        return self._slowest(direction, f"communication, {plan}", Hollow(of=self._gemm))
 
     def _set(self, plan: Plan, group: Group, *, is_hollow: bool = False) -> None:
         self._module.group = group
@@ -173,13 +173,13 @@ class Probe:
             del self._module.adapter
             self._module.adapter = HollowAdapter(self._adapter) if is_hollow else self._adapter
 
-    def _slowest(self, direction: Direction, what: str, product: Product) -> float:
+    def _slowest(self, direction: Direction, what: str, gemm: Gemm) -> float:
         return self._repeats.milliseconds(
             f"{direction} {what}",
-            lambda repeats: slowest_rank(self._time(direction, product, repeats), self.env),
+            lambda repeats: slowest_rank(self._time(direction, gemm, repeats), self.env),
         )
 
-    def _time(self, direction: Direction, product: Product, repeats: int) -> float:
+    def _time(self, direction: Direction, gemm: Gemm, repeats: int) -> float:
         """Milliseconds of so many passes on this rank; of backward ones without the forward before each."""
         x, device = self._input(), self.env.device
         needed = [x, *self._trained] if x.requires_grad else self._trained
@@ -188,7 +188,7 @@ class Probe:
         for _ in range(repeats):
             with stopwatch.running() if direction == "forward" else untimed.running():
                 with torch.autocast(device.type, torch.bfloat16, enabled=self._workload.dtype == "bfloat16"):
-                    y = self._module(x, product)
+                    y = self._module(x, gemm)
             if direction == "backward":
                 dy = torch.randn_like(y) if dy is None else dy
                 with stopwatch.running():
@@ -200,14 +200,14 @@ class Probe:
         is_shard = self.layer.kind == "column" and module.sequence_parallel and module.group is not None
         rows = sequence // size_of(module.group) if is_shard else sequence
         if rows not in self._inputs:
-            slots = (self._product.assignment.num_slots,) if isinstance(self._product, FromExperts) else ()
+            slots = (self._gemm.assignment.num_slots,) if isinstance(self._gemm, FromExperts) else ()
             x = torch.randn(rows, batch, *slots, module.weight.shape[1], device=self.env.device)
             x = x.to(getattr(torch, self._workload.dtype))
             self._inputs[rows] = x.requires_grad_(self.layer.has_dgrad)
         return self._inputs[rows]
 
 
-def _product_of(layer: ParallelLayer, workload: Workload, device: torch.device) -> Product:
+def _gemm_of(layer: ParallelLayer, workload: Workload, device: torch.device) -> Gemm:
     if layer.experts is None:
         return DENSE
     # Alike on all ranks, as a router's decision is; every expert is as likely as another.

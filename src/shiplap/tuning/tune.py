@@ -146,7 +146,7 @@ class _Tuner:
 
     def _plans(self, kind: LayerKind, direction: Pass, keeps: Keeps) -> dict[str, Plan]:
         is_gloo = self.env.device.type == "cpu"
-        return candidates(kind.layer, direction, self.parallel, keeps=keeps, with_turns=is_gloo)
+        return candidates(kind.layer, direction, self.parallel, keeps=keeps, with_pacing=is_gloo)
 
     def _kept(self, kind: LayerKind, direction: Pass) -> Sequence[Keeps]:
         """What inputs are measured: the one that is asked for first."""

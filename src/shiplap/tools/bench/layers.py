@@ -1,7 +1,7 @@
 """The passes of the model's kinds of parallel layers, each in all the ways that it could be done."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 from shiplap.config import ModelParallelConfig
@@ -9,8 +9,10 @@ from shiplap.dist import GlobalEnv
 from shiplap.inspection.layers import ParallelLayer, parallel_layers
 from shiplap.inspection.sites import BYTES_OF, folded_path
 from shiplap.models.decoder import DecoderModel
+from shiplap.overlap import registry
 from shiplap.overlap.plan import ColumnPlan, Keeps
-from shiplap.tools.bench.subject import COMMUNICATION, MEASURED, PRODUCTS, SEQUENTIAL, SWITCHES, Subject
+from shiplap.overlap.primitives import Method
+from shiplap.tools.bench.subject import COMMUNICATION, MEASURED, PRODUCTS, SWITCHES, Subject
 from shiplap.tuning.candidates import Pass, Plan, candidates, with_fields
 from shiplap.tuning.kinds import kinds_of
 from shiplap.tuning.measured import Description
@@ -89,28 +91,33 @@ class Ways:
     communication: Mapping[str, Plan]
 
 
-def ways_of(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, with_turns: bool = True) -> Ways:
+def ways_of(layer: ParallelLayer, direction: Pass, parallel: ModelParallelConfig, *, with_pacing: bool = True) -> Ways:
     """The candidates, and those of them that communicate differently if there is nothing to hide behind."""
     keeps: Keeps = layer.module.plan.keeps if isinstance(layer.module.plan, ColumnPlan) else "shard"
-    plans = candidates(layer, direction, parallel, keeps=keeps, with_turns=with_turns)
+    plans = candidates(layer, direction, parallel, keeps=keeps, with_pacing=with_pacing)
     communication: dict[str, Plan] = {}
     for name, plan in plans.items():
-        # The same collectives as without overlap, only started at another time.
-        in_bulk = {field: SEQUENTIAL for field in ("dgrad", "wgrad") if getattr(plan, field, None) == "bulk"}
-        if not in_bulk:
+        # In bulk these are the same collectives as without overlap, only started at another time.
+        if not any(_is_bulk(getattr(plan, field.name)) for field in fields(plan)):
             communication[COMMUNICATION + name] = plan
     return Ways(plans=plans, communication=communication)
 
 
-def fields_of(layer: ParallelLayer, direction: Pass, plan: Plan) -> dict[str, str]:
+def _is_bulk(method: object) -> bool:
+    if not isinstance(method, Method) or method == registry.SEQUENTIAL:
+        return False
+    return method.kind.cut == "whole" and method.kind.transport == "collective"
+
+
+def fields_of(layer: ParallelLayer, direction: Pass, plan: Plan) -> dict[str, object]:
     """What a plan says about a pass of the layer, of what makes a difference there."""
     if direction == "forward":
         return {"forward": plan.forward}
     if not isinstance(plan, ColumnPlan):
         return {"dgrad": plan.dgrad}
-    fields: dict[str, str] = {"keeps": plan.keeps} if layer.gathers_again else {}
-    fields |= {"dgrad": plan.dgrad} if layer.has_dgrad else {}
-    return fields | ({"wgrad": plan.wgrad} if layer.gathers_again and plan.keeps == "shard" else {})
+    own: dict[str, object] = {"keeps": plan.keeps} if layer.gathers_again else {}
+    own |= {"dgrad": plan.dgrad} if layer.has_dgrad else {}
+    return own | ({"wgrad": plan.wgrad} if layer.gathers_again and plan.keeps == "shard" else {})
 
 
 def layer_subject(
@@ -124,7 +131,7 @@ def layer_subject(
 ) -> Subject:
     """One pass of a kind of layer."""
     layer = kind.layer
-    ways = ways_of(layer, direction, parallel, with_turns=probe.env.device.type == "cpu")
+    ways = ways_of(layer, direction, parallel, with_pacing=probe.env.device.type == "cpu")
     variants: dict[str, Callable[[], float]] = {PRODUCTS: partial(probe.products_milliseconds, direction)}
     for name, plan in ways.communication.items():
         variants[name] = partial(probe.communication_milliseconds, direction, plan)

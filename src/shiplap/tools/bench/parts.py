@@ -164,6 +164,6 @@ def _passes(part: Part, found: Found) -> Iterator[tuple[str, Pass, Result]]:
 def _in_words(plans: Mapping[str, Plan]) -> str:
     """Methods of forward, dgrad and wgrad of each layer."""
     return ", ".join(
-        f"{name} {'/'.join(getattr(plan, site) for site in ('forward', 'dgrad', 'wgrad') if hasattr(plan, site))}"
+        f"{name} {'/'.join(str(getattr(plan, site)) for site in ('forward', 'dgrad', 'wgrad') if hasattr(plan, site))}"
         for name, plan in plans.items()
     )

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shiplap.overlap import registry
 from shiplap.tuning.race import is_out, leader_of
 from shiplap.tuning.statistics import Samples, noise_of
 
 PRODUCTS = "products"
-SEQUENTIAL = "sequential"
+SEQUENTIAL = str(registry.SEQUENTIAL)
 SWITCHES = "switches"
 MEASURED = "measured plan"
 FASTEST = "fastest methods"

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from torch.profiler import record_function
 
-from shiplap.dist.hooks import Primitive, ProductSite, Watch
-from shiplap.dist.pacing import Work
+from shiplap.dist.hooks import GemmSite, Primitive, Watch, Work
 from shiplap.tools.trace.spans import LANE_OF_PRIMITIVE, MODEL, LayerKind, Place, Span, SpanKind
 from shiplap.tools.trace.watchers import Finish, Watchers
 
@@ -48,27 +47,27 @@ class Recorder:
 
     # What `shiplap.dist.hooks` tells.
 
-    def place(self) -> Place:
+    def scope(self) -> Place:
         """What is running now."""
         return self._places[-1]
 
     @contextmanager
-    def resumed(self, place: object) -> Iterator[None]:
-        """The backward of what ran at `place` is inside."""
-        assert isinstance(place, Place)
-        with self.module(place.layer, "backward"):
+    def restored(self, scope: object) -> Iterator[None]:
+        """The backward of what ran in `scope` is inside."""
+        assert isinstance(scope, Place)
+        with self.module(scope.layer, "backward"):
             yield
 
     @contextmanager
     def primitive(self, primitive: Primitive, method: str) -> Iterator[None]:
         """A primitive is inside."""
-        with self._at(replace(self.place(), primitive=primitive, method=method)):
+        with self._at(replace(self.scope(), primitive=primitive, method=method)):
             yield
 
     @contextmanager
-    def product(self, site: ProductSite) -> Iterator[None]:
-        """A layer's product is inside."""
-        place = self.place()
+    def gemm(self, site: GemmSite) -> Iterator[None]:
+        """A layer's GEMM is inside."""
+        place = self.scope()
         own_site = place.direction if site == "forward" else site
         span = self._new("product", layer=place.layer, site=own_site, method=place.method)
         span.lane = "GEMM"
@@ -76,16 +75,16 @@ class Recorder:
             yield
 
     @contextmanager
-    def communication(self, collective: str, num_bytes: int) -> Iterator[Watch]:
+    def collective(self, name: str, num_bytes: int) -> Iterator[Watch]:
         """The start of a communication is inside."""
-        place = self.place()
+        place = self.scope()
         span = self._new(
             "communication",
             layer=place.layer,
             site=place.communication_site(self._kinds.get(place.layer)),
-            method=place.method or collective,
+            method=place.method or name,
         )
-        span.lane, span.collective, span.num_bytes = LANE_OF_PRIMITIVE[place.primitive], collective, num_bytes
+        span.lane, span.collective, span.num_bytes = LANE_OF_PRIMITIVE[place.primitive], name, num_bytes
 
         def watch(works: Sequence[Work]) -> Sequence[Work]:
             # Only here: without works, nobody else took part, and nothing was communicated.

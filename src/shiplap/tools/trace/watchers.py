@@ -9,7 +9,7 @@ import threading
 import time
 from queue import SimpleQueue
 
-from shiplap.dist.pacing import Work
+from shiplap.dist.hooks import Work
 
 
 class Finish:

@@ -1,11 +1,15 @@
-"""Which plans are checked: as data, so that a new method is one line here."""
+"""Which plans are checked: those that the switches mean, and every method that is registered."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 
 from shiplap.config.parallel import ModelParallelConfig
+from shiplap.overlap import registry
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
+from shiplap.overlap.primitives import Method
+from shiplap.overlap.registry import REPLICATED
+from shiplap.overlap.registry import SEQUENTIAL as SEQUENTIAL_METHOD
 
 _SUB_SWITCHES = (
     "tp_comm_bulk_wgrad",
@@ -15,33 +19,33 @@ _SUB_SWITCHES = (
     "tp_comm_overlap_rs_dgrad",
 )
 
-_SEQUENTIAL_COLUMN = ColumnPlan(forward="sequential", dgrad="sequential", wgrad="sequential")
-_SEQUENTIAL_ROW = RowPlan(forward="sequential", dgrad="sequential")
+_SEQUENTIAL_COLUMN = ColumnPlan(forward=SEQUENTIAL_METHOD, dgrad=SEQUENTIAL_METHOD, wgrad=SEQUENTIAL_METHOD)
+_SEQUENTIAL_ROW = RowPlan(forward=SEQUENTIAL_METHOD, dgrad=SEQUENTIAL_METHOD)
 
-# What no switch chooses, and only a replaced `layer.plan` uses. In the names of the table a method's numbers follow it.
-_OTHER_COLUMN_PLANS = (
-    ColumnPlan(forward="sequential", dgrad="reduce", wgrad="sequential"),
-    ColumnPlan(forward="grouped", dgrad="bulk", wgrad="bulk"),
-    ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
-    ColumnPlan(forward="ring", dgrad="pieces", wgrad="bulk"),
-    ColumnPlan(forward="columns", dgrad="columns", wgrad="columns"),
-    ColumnPlan(forward="tiles", dgrad="tiles", wgrad="tiles"),
-    ColumnPlan(forward="ring", dgrad="direct", wgrad="direct"),
-    ColumnPlan(forward="ring", dgrad="exchange", wgrad="bulk", keeps="gathered"),
-    ColumnPlan(forward="columns in turns", dgrad="columns in turns", wgrad="direct in turns"),
-    ColumnPlan(forward="grouped in turns", dgrad="direct in turns", wgrad="ring in turns"),
-)
-_OTHER_ROW_PLANS = (
-    RowPlan(forward="reduce", dgrad="sequential"),
-    RowPlan(forward="exchange:2", dgrad="ring:2"),
-    RowPlan(forward="pieces", dgrad="ring"),
-    RowPlan(forward="columns", dgrad="columns", wgrad="parts"),
-    RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
-    RowPlan(forward="exchange", dgrad="grouped"),
-    RowPlan(forward="exchange", dgrad="ring", wgrad="parts"),
-    RowPlan(forward="exchange in turns", dgrad="columns in turns", wgrad="parts"),
-    RowPlan(forward="tiles in turns", dgrad="tiles in turns"),
-)
+
+def _other_column_plans() -> Iterator[ColumnPlan]:
+    """Only a replaced `layer.plan` uses these: every method that there is, at every site that it can do."""
+    sites = [_examples("gather"), _examples("scatter"), _examples("second gather")]
+    for number, (forward, dgrad, wgrad) in enumerate(_beside_each_other(sites)):
+        yield ColumnPlan(forward=forward, dgrad=dgrad, wgrad=wgrad, keeps="gathered" if number == 0 else "shard")
+
+
+def _other_row_plans() -> Iterator[RowPlan]:
+    """Likewise, with wgrad as a whole and in parts."""
+    sites = [_examples("scatter"), _examples("gather")]
+    for number, (forward, dgrad) in enumerate(_beside_each_other(sites)):
+        yield RowPlan(forward=forward, dgrad=dgrad, wgrad="parts" if number % 2 else "whole")
+
+
+def _examples(site: registry.Need) -> list[Method]:
+    usual = (REPLICATED, SEQUENTIAL_METHOD)
+    return [one for kind in registry.kinds() for one in registry.examples(site, kind) if one not in usual]
+
+
+def _beside_each_other(sites: Sequence[Sequence[Method]]) -> Iterator[tuple[Method, ...]]:
+    """As many tuples as the longest list has methods; the others begin again."""
+    for number in range(max(map(len, sites))):
+        yield tuple(methods[number % len(methods)] for methods in sites)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class Plans:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the sequence is sharded between layers; without, both layers' methods are all `replicated`."""
+        """Whether the sequence is sharded between layers; without, all methods of both layers are `REPLICATED`."""
         return self.column != ColumnPlan()
 
 
@@ -75,7 +79,7 @@ def column_plans(num_ranks: int, *, quick: bool) -> dict[str, Plans]:
     """The distinct plans of a column layer, `sequential` before those that overlap; by the methods of its sites."""
     every = [plans.column for plans in _all_plans(num_ranks, quick=quick)]
     if num_ranks > 1 and not quick:
-        every += _OTHER_COLUMN_PLANS
+        every += _other_column_plans()
     return {f"column {_methods(plan)}": Plans(column=plan, row=_row_beside(plan)) for plan in every}
 
 
@@ -83,7 +87,7 @@ def row_plans(num_ranks: int, *, quick: bool) -> dict[str, Plans]:
     """The distinct plans of a row layer, likewise."""
     every = [plans.row for plans in _all_plans(num_ranks, quick=quick)]
     if num_ranks > 1 and not quick:
-        every += _OTHER_ROW_PLANS
+        every += _other_row_plans()
     return {f"row {_methods(plan)}": Plans(column=_column_beside(plan), row=plan) for plan in every}
 
 
@@ -113,9 +117,9 @@ def _column_beside(plan: RowPlan) -> ColumnPlan:
 
 def _methods(plan: ColumnPlan | RowPlan) -> str:
     """The methods of the plan's sites, and whatever else it says that is not the default."""
-    sites = [getattr(plan, field.name) for field in fields(plan) if field.default == "replicated"]
-    if set(sites) == {"replicated"}:
+    if plan in (ColumnPlan(), RowPlan()):
         return "no SP"
-    others = [field for field in fields(plan) if field.default != "replicated"]
-    changed = [f", {f.name} {getattr(plan, f.name)}" for f in others if getattr(plan, f.name) != f.default]
-    return "/".join(sites) + "".join(changed)
+    values = {field: getattr(plan, field.name) for field in fields(plan)}
+    sites = [str(value) for value in values.values() if isinstance(value, Method)]
+    others = [field for field, value in values.items() if not isinstance(value, Method) and value != field.default]
+    return "/".join(sites) + "".join(f", {field.name} {values[field]}" for field in others)

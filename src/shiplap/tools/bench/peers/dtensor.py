@@ -27,7 +27,7 @@ from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.norm import LayerNorm, RMSNorm
 from shiplap.layers.recompute import recompute
 from shiplap.models.block import DecoderBlock
-from shiplap.tensor_parallel import functional
+from shiplap.tensor_parallel.gemm import cast_for_autocast
 from shiplap.tensor_parallel.random import different_per_rank
 from shiplap.tools.bench.peers.peer import Copied
 from shiplap.tuning.alone import sharing
@@ -162,7 +162,7 @@ class _Norm(nn.Module):
         self.norm = making.norm(ours)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.cast_for_autocast(self.norm(x))
+        return cast_for_autocast(self.norm(x))
 
 
 class _Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Turns: the order in which transfers are started, what one that fails means for the others, and the thread."""
+"""Pacing: the order in which transfers are started, what one that fails means for the others, and the thread."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from shiplap.dist.pacing import Turn, Turns, Work
+from shiplap.dist.hooks import Work
+from shiplap.dist.pacing import PacedWork, Pacer
 
 
 class Transfer:
@@ -28,31 +29,31 @@ class Transfer:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "shiplap-turns"]
+    return [thread for thread in threading.enumerate() if thread.name == "shiplap-pacer"]
 
 
 def test_each_is_started_when_the_one_before_is_finished() -> None:
-    turns, transfers = Turns(), [Transfer() for _ in range(3)]
-    taken = [turns.take(transfer.start) for transfer in transfers]
-    for number, (transfer, turn) in enumerate(zip(transfers, taken, strict=True)):
+    pacer, transfers = Pacer(), [Transfer() for _ in range(3)]
+    works = [pacer.add(transfer.start) for transfer in transfers]
+    for number, (transfer, work) in enumerate(zip(transfers, works, strict=True)):
         transfer.is_started.wait()
         assert [one.is_started.is_set() for one in transfers] == [i <= number for i in range(3)]
         transfer.is_finished.set()
-        turn.wait()
-        turn.wait()
-    turns.close()
+        work.wait()
+        work.wait()
+    pacer.close()
     assert not threads()
 
 
 def test_more_can_follow_when_all_is_done() -> None:
-    turns = Turns()
+    pacer = Pacer()
     for _ in range(50):
         transfer = Transfer()
         transfer.is_finished.set()
-        turns.take(transfer.start).wait()
+        pacer.add(transfer.start).wait()
         assert transfer.is_started.is_set()
         assert len(threads()) <= 2, "one that ends, and one that begins"
-    turns.close()
+    pacer.close()
     assert not threads()
 
 
@@ -74,42 +75,42 @@ def fails_on_its_way() -> tuple[Callable[[], Sequence[Work]], str]:
 def test_a_failure_is_that_of_all_that_wait_behind_it(
     failing: Callable[[], tuple[Callable[[], Sequence[Work]], str]],
 ) -> None:
-    turns, before, behind = Turns(), Transfer(), Transfer()
+    pacer, before, behind = Pacer(), Transfer(), Transfer()
     start, message = failing()
-    first, second, third = turns.take(before.start), turns.take(start), turns.take(behind.start)
+    first, second, third = pacer.add(before.start), pacer.add(start), pacer.add(behind.start)
     before.is_finished.set()
     first.wait()
-    for turn in (second, third):
+    for work in (second, third):
         with pytest.raises(OSError, match=message):
-            turn.wait()
+            work.wait()
     assert not behind.is_started.is_set()
     later = Transfer()
     later.is_finished.set()
-    turns.take(later.start).wait()
-    turns.close()
+    pacer.add(later.start).wait()
+    pacer.close()
 
 
 def test_who_has_waited_for_the_last_can_close() -> None:
-    turns, transfer = Turns(), Transfer()
+    pacer, transfer = Pacer(), Transfer()
     transfer.is_finished.set()
     open_at_end: list[int] = []
 
-    def end(turn: Turn) -> None:
-        open_at_end.append(len(turns._open))
-        end_of(turn)
+    def end(work: PacedWork) -> None:
+        open_at_end.append(len(pacer._open))
+        end_of(work)
 
-    end_of = Turn.end
-    with patch.object(Turn, "end", end):
-        turns.take(transfer.start).wait()
+    end_of = PacedWork.end
+    with patch.object(PacedWork, "end", end):
+        pacer.add(transfer.start).wait()
     assert open_at_end == [0], "closing would not wait for the thread"
 
 
 def test_closing_does_not_wait_for_a_rank_that_never_comes() -> None:
-    turns, transfer = Turns(), Transfer()
-    turn = turns.take(transfer.start)
+    pacer, transfer = Pacer(), Transfer()
+    work = pacer.add(transfer.start)
     transfer.is_started.wait()
-    turns.close()
+    pacer.close()
     transfer.is_finished.set()
-    turn.wait()
-    turns.close()
+    work.wait()
+    pacer.close()
     assert not threads()

@@ -1,4 +1,4 @@
-"""Rows of several shards at once: how they are divided into pieces, and that their product copies nothing."""
+"""Rows of several shards at once: how they are divided into chunks, and that their GEMM copies nothing."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shiplap.overlap.by_rows import piece_bounds, produce_and_scatter
-from shiplap.overlap.regions import Rows, ShardRows, take
-from shiplap.tensor_parallel import functional
+from shiplap.overlap.by_rows import ROW_CHUNKS, chunk_bounds, produce_and_scatter
+from shiplap.overlap.primitives import Region, ShardRows, take
+from shiplap.tensor_parallel import gemm
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ from shiplap.tensor_parallel import functional
         (12, (1, 0), [(0, 12)]),
     ],
 )
-def test_where_pieces_begin_and_end(num_rows: int, sizes: tuple[int, ...], expected: list[tuple[int, int]]) -> None:
-    assert piece_bounds(num_rows, sizes) == expected
+def test_where_chunks_begin_and_end(num_rows: int, sizes: tuple[int, ...], expected: list[tuple[int, int]]) -> None:
+    assert chunk_bounds(num_rows, sizes) == expected
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1), (2, 1, 1), (1, 1, 2, 4), (5, 2, 0, 9), (1, 1000), (1000, 1)])
-def test_pieces_cover_every_row_once(sizes: tuple[int, ...]) -> None:
+def test_chunks_cover_every_row_once(sizes: tuple[int, ...]) -> None:
     for num_rows in range(1, 70):
-        bounds = piece_bounds(num_rows, sizes)
+        bounds = chunk_bounds(num_rows, sizes)
         assert all(start < stop for start, stop in bounds)
         assert (bounds[0][0], bounds[-1][1]) == (0, num_rows)
         assert all(before[1] == after[0] for before, after in pairwise(bounds))
@@ -107,9 +107,9 @@ def test_strided_rows_are_multiplied_as_a_batch_without_a_copy(
     out = torch.full((*part.shape[:-1], 7), torch.nan)
     with Calls() as calls:
         if product == "dx":
-            functional.dgrad(part, transposed, out=out)
+            gemm.linear_dgrad(part, transposed, out=out)
         else:
-            functional.forward(part, weight, bias if product == "y + b" else None, out=out)
+            gemm.linear_forward(part, weight, bias if product == "y + b" else None, out=out)
     torch.testing.assert_close(out, F.linear(part, weight, bias if product == "y + b" else None))
     assert calls.bytes_made == 0
     assert not calls.of("mm", "addmm", "clone", "copy_")
@@ -124,7 +124,7 @@ def test_some_columns_of_strided_rows_are_not_copied_either() -> None:
     x, weight, out = torch.randn(8, 3, 9), torch.randn(7, 5), torch.empty(2, 2, 3, 7)
     part = take(x, ShardRows(2, 1, 3))[..., :5]
     with Calls() as calls:
-        functional.forward(part, weight, None, out=out)
+        gemm.linear_forward(part, weight, None, out=out)
     torch.testing.assert_close(out, part @ weight.t())
     assert len(calls.of("bmm")) == 1
     assert calls.bytes_made == 0
@@ -136,7 +136,7 @@ def test_rows_that_lie_together_are_multiplied_as_one_matrix(shape: tuple[int, .
     x, weight, bias = torch.randn(shape), torch.randn(7, 5), torch.randn(7)
     out = torch.empty(*shape[:-1], 7)
     with Calls() as calls:
-        functional.forward(x, weight, bias if has_bias else None, out=out)
+        gemm.linear_forward(x, weight, bias if has_bias else None, out=out)
     torch.testing.assert_close(out, F.linear(x, weight, bias if has_bias else None))
     assert len(calls.of("addmm" if has_bias else "mm")) == 1
     assert not calls.of("bmm", "baddbmm", "clone", "copy_")
@@ -146,20 +146,22 @@ def test_rows_that_lie_together_are_multiplied_as_one_matrix(shape: tuple[int, .
 def test_all_rows_of_all_shards_are_one_matrix_again() -> None:
     x, weight, out = torch.randn(8, 3, 5), torch.randn(7, 5), torch.empty(2, 4, 3, 7)
     with Calls() as calls:
-        functional.forward(take(x, ShardRows(2, 0, 4)), weight, None, out=out)
+        gemm.linear_forward(take(x, ShardRows(2, 0, 4)), weight, None, out=out)
     assert len(calls.of("mm")) == 1
     assert calls.bytes_made == 0
 
 
 @pytest.mark.parametrize("numbers", [(2, 1, 1), (1, 1), (1,), (5, 2, 0, 9)])
-def test_without_other_ranks_pieces_are_the_product(numbers: tuple[int, ...]) -> None:
+def test_without_other_ranks_chunks_are_the_whole(numbers: tuple[int, ...]) -> None:
     x, weight = torch.randn(10, 3, 5), torch.randn(7, 5)
     sizes: list[int] = []
 
-    def produce(rows: Rows, out: Tensor) -> None:
+    def produce(rows: Region, out: Tensor) -> None:
+        assert isinstance(rows, ShardRows)
         sizes.append(out.shape[1])
-        functional.forward(take(x, rows), weight, None, out=out)
+        gemm.linear_forward(take(x, rows), weight, None, out=out)
 
-    y = produce_and_scatter(produce, torch.Size([10, 3, 7]), x, None, numbers=numbers).wait()
+    method = ROW_CHUNKS.method(*numbers)
+    y = produce_and_scatter(produce, torch.Size([10, 3, 7]), like=x, group=None, method=method).wait()
     torch.testing.assert_close(y, x @ weight.t())
-    assert sizes == [stop - start for start, stop in piece_bounds(10, numbers)]
+    assert sizes == [stop - start for start, stop in chunk_bounds(10, numbers)]

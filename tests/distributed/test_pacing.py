@@ -1,4 +1,4 @@
-"""Transfers in turns, on ranks: one at a time, nothing mixed up, and no thread left behind."""
+"""Paced transfers, on ranks: one at a time, nothing mixed up, and no thread left behind."""
 
 import threading
 import time
@@ -12,9 +12,7 @@ from unittest.mock import patch
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
-from shiplap.dist.collectives import Pending, send_to_each
-from shiplap.dist.group import RankGroup
-from shiplap.overlap.method import IN_TURNS
+from shiplap.dist.collectives import Handle, RankGroup, send_to_each
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from tests.distributed.ranks import RankPool
 
@@ -59,14 +57,14 @@ def message(source: int, to: int, piece: int) -> torch.Tensor:
     return torch.full((3 + 5000 * (piece % 2),), 100.0 * source + 10 * to + piece)
 
 
-def pieces(group: RankGroup) -> list[dict[int, Pending]]:
+def pieces(group: RankGroup) -> list[dict[int, Handle]]:
     return [
         send_to_each([message(group.rank, to, piece) for to in range(group.size)], group=group)
         for piece in range(NUM_PIECES)
     ]
 
 
-def wrong(arriving: list[dict[int, Pending]], rank: int) -> list[str]:
+def wrong(arriving: list[dict[int, Handle]], rank: int) -> list[str]:
     return [
         f"piece {number} from rank {source} at rank {rank}"
         for number, parts in enumerate(arriving)
@@ -75,33 +73,33 @@ def wrong(arriving: list[dict[int, Pending]], rank: int) -> list[str]:
     ]
 
 
-def in_turns() -> tuple[int, list[str], list[str]]:
+def paced_transfers() -> tuple[int, list[str], list[str]]:
     env = init_all_env(tensor_parallel_size=NUM_RANKS, device="cpu")
     group = env.group("tp")
     assert group is not None
     counter = InFlight()
     with patch.object(torch.distributed, "batch_isend_irecv", counter.start):
-        mistakes = wrong(pieces(group.in_turns), group.rank)
+        mistakes = wrong(pieces(group.paced), group.rank)
     # Those that start at once pass them by, on some ranks before they have begun.
-    turned = pieces(group.in_turns)
-    mistakes += wrong(pieces(group), group.rank) + wrong(turned, group.rank)
+    paced = pieces(group.paced)
+    mistakes += wrong(pieces(group), group.rank) + wrong(paced, group.rank)
     destroy_all_env()
-    return counter.most, mistakes, [thread.name for thread in threading.enumerate() if "turns" in thread.name]
+    return counter.most, mistakes, [thread.name for thread in threading.enumerate() if "pacer" in thread.name]
 
 
 def test_one_exchange_at_a_time_and_each_piece_where_it_belongs(ranks: Callable[[int], RankPool]) -> None:
-    for most, mistakes, threads in ranks(NUM_RANKS).run(in_turns):
+    for most, mistakes, threads in ranks(NUM_RANKS).run(paced_transfers):
         assert most == 1
         assert not mistakes
         assert not threads
 
 
 PLANS: list[ColumnPlan | RowPlan] = [
-    ColumnPlan(forward="columns", dgrad="columns", wgrad="direct"),
-    ColumnPlan(forward="ring:2", dgrad="exchange:2", wgrad="ring"),
-    ColumnPlan(forward="grouped", dgrad="direct", wgrad="columns"),
-    RowPlan(forward="exchange", dgrad="grouped"),
-    RowPlan(forward="tiles", dgrad="tiles", wgrad="parts"),
+    ColumnPlan(forward="feature_chunks", dgrad="feature_chunks", wgrad="bulk_p2p"),
+    ColumnPlan(forward="ring:2", dgrad="p2p:2", wgrad="ring"),
+    ColumnPlan(forward="shards_per_gemm", dgrad="bulk_p2p", wgrad="feature_chunks"),
+    RowPlan(forward="p2p", dgrad="shards_per_gemm"),
+    RowPlan(forward="feature_chunks own_first", dgrad="feature_chunks own_first", wgrad="parts"),
 ]
 
 
@@ -118,18 +116,18 @@ def results(plan: ColumnPlan | RowPlan) -> list[torch.Tensor]:
     return [y.detach(), dx, dw]
 
 
-def off_by_turns() -> list[str]:
-    """Of which plan a bit is another one in turns."""
+def off_by_pacing() -> list[str]:
+    """Of which plan a bit is another one when it is paced."""
     init_all_env(ModelParallelConfig(tensor_parallel_size=NUM_RANKS, sequence_parallel=True), device="cpu")
     off = []
     for plan in PLANS:
         sites = ("forward", "dgrad", "wgrad") if isinstance(plan, ColumnPlan) else ("forward", "dgrad")
-        turned = replace(plan, **{site: getattr(plan, site) + IN_TURNS for site in sites})
-        if not all(map(torch.equal, results(plan), results(turned))):
+        paced = replace(plan, **{site: replace(getattr(plan, site), paced=True) for site in sites})
+        if not all(map(torch.equal, results(plan), results(paced))):
             off.append(str(plan))
     destroy_all_env()
     return off
 
 
-def test_turns_change_no_bit(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(NUM_RANKS).run(off_by_turns) == [[]] * NUM_RANKS
+def test_pacing_changes_no_bit(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(NUM_RANKS).run(off_by_pacing) == [[]] * NUM_RANKS

@@ -1,9 +1,9 @@
-r"""What do transfers gain by taking turns? By themselves, and under the products of an attention block or an MLP.
+r"""What do paced transfers gain? By themselves, and under the products of an attention block or an MLP.
 
 Run it on every rank; with two, no transfers can meet:
 
     sudo scripts/hosts.py --hosts 4 --rate 169mbit --offload -- \
-        .venv/bin/python benchmarks/turns.py --part attention --sequence 256
+        .venv/bin/python benchmarks/pacing.py --part attention --sequence 256
 
 Variants run once a round, in an order that rotates; a variant's time in a round is that of its slowest rank. Transfers
 are told as multiples of the time that their bytes take on the link.
@@ -21,10 +21,8 @@ import torch
 from sweep import make_part, shapes
 
 from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_env
-from shiplap.dist.collectives import MAX, Pending, all_gather, all_reduce, reduce_scatter, send_to_each
-from shiplap.dist.group import RankGroup
+from shiplap.dist.collectives import MAX, Handle, RankGroup, all_gather, all_reduce, reduce_scatter, send_to_each
 from shiplap.dist.launch import joined_world
-from shiplap.overlap.method import IN_TURNS
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.tuning.candidates import Plan, sequential_plan
 from shiplap.tuning.parts import Part
@@ -38,19 +36,19 @@ def transfers(group: RankGroup, num_bytes: int) -> Timed:
     shards = [torch.randn(num_bytes // 4) for _ in range(group.size)]
     pieces = list(zip(*(shard.chunk(NUM_PIECES) for shard in shards), strict=True))
 
-    def sends(ranks: RankGroup, outgoing: Sequence[Sequence[torch.Tensor]]) -> list[Pending]:
+    def sends(ranks: RankGroup, outgoing: Sequence[Sequence[torch.Tensor]]) -> list[Handle]:
         return [pending for some in outgoing for pending in send_to_each(some, group=ranks).values()]
 
-    starts: dict[str, Callable[[], list[Pending]]] = {
+    starts: dict[str, Callable[[], list[Handle]]] = {
         "all-gather": lambda: [all_gather(shards[0], group)],
         "reduce-scatter": lambda: [reduce_scatter(torch.cat(shards), group)],
         "sends": lambda: sends(group, [shards]),
-        "sends in turns": lambda: sends(group.in_turns, [shards]),
+        "paced sends": lambda: sends(group.paced, [shards]),
         f"sends in {NUM_PIECES} pieces": lambda: sends(group, pieces),
-        f"sends in {NUM_PIECES} pieces, in turns": lambda: sends(group.in_turns, pieces),
+        f"paced sends in {NUM_PIECES} pieces": lambda: sends(group.paced, pieces),
     }
 
-    def timed(start: Callable[[], list[Pending]]) -> float:
+    def timed(start: Callable[[], list[Handle]]) -> float:
         all_reduce(torch.zeros(1), group).wait()
         begun = time.perf_counter()
         for pending in start():
@@ -61,26 +59,29 @@ def transfers(group: RankGroup, num_bytes: int) -> Timed:
 
 
 def plans(part: Part) -> dict[str, dict[str, Plan]]:
-    """By columns and by rows, with sends that all start at once and in turns; the part is a Column and a Row layer."""
+    """By columns and by rows, with sends that all start at once and paced; the part is a Column and a Row layer."""
     column, row = part.layers
-    by_columns = ColumnPlan(forward="columns:8", dgrad="columns", wgrad="direct")
-    by_rows = ColumnPlan(forward="grouped", dgrad="exchange", wgrad="direct")
+    by_columns = ColumnPlan(forward="feature_chunks:8", dgrad="feature_chunks", wgrad="bulk_p2p")
+    by_rows = ColumnPlan(forward="shards_per_gemm", dgrad="p2p", wgrad="bulk_p2p")
     at_once: dict[str, dict[str, Plan]] = {
-        "by columns": {column: by_columns, row: RowPlan(forward="columns:8", dgrad="columns:8", wgrad="parts")},
-        "by rows": {column: by_rows, row: RowPlan(forward="exchange", dgrad="grouped", wgrad="parts")},
+        "by columns": {
+            column: by_columns,
+            row: RowPlan(forward="feature_chunks:8", dgrad="feature_chunks:8", wgrad="parts"),
+        },
+        "by rows": {column: by_rows, row: RowPlan(forward="p2p", dgrad="shards_per_gemm", wgrad="parts")},
     }
     return {
-        name + turns: {layer: in_turns(plan) if turns else plan for layer, plan in of_layers.items()}
+        f"{name}{', paced' * is_paced}": {layer: paced(plan) if is_paced else plan for layer, plan in of_layers.items()}
         for name, of_layers in at_once.items()
-        for turns in ("", IN_TURNS)
+        for is_paced in (False, True)
     }
 
 
-def in_turns(plan: Plan) -> Plan:
-    """The same, with transfers that take turns."""
-    if isinstance(plan, ColumnPlan):
-        return replace(plan, forward=plan.forward + IN_TURNS, dgrad=plan.dgrad + IN_TURNS, wgrad=plan.wgrad + IN_TURNS)
-    return replace(plan, forward=plan.forward + IN_TURNS, dgrad=plan.dgrad + IN_TURNS)
+def paced(plan: Plan) -> Plan:
+    """The same, with paced transfers."""
+    sites = ("forward", "dgrad", "wgrad") if isinstance(plan, ColumnPlan) else ("forward", "dgrad")
+    changed: Plan = replace(plan, **{site: replace(getattr(plan, site), paced=True) for site in sites})
+    return changed
 
 
 def variants(part: Part) -> Timed:
