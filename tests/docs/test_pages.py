@@ -81,7 +81,7 @@ def test_the_layers_script_runs_on_two_ranks(tmp_path: Path) -> None:
     [command] = [c for c in commands("bash") if c.startswith("torchrun ")]
     (tmp_path / "layers.py").write_text(script)
     output = run([sys.executable, "-m", "torch.distributed.run", *command.split()[1:]], tmp_path)
-    assert output.count("(16, 2, 64), plan ColumnPlan(forward='ring'") == 2
+    assert output.count("(16, 2, 64), plan ColumnPlan(forward=ring") == 2
 
 
 def test_the_readme_layers_run_on_two_ranks(tmp_path: Path) -> None:
