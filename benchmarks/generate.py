@@ -29,9 +29,8 @@ Writer = Callable[[], Iterator[list[int | None]]]
 
 def random_model(family: str, config: TransformerConfig, dtype: torch.dtype, device: str) -> nn.Module:
     """The whole model on one device."""
-    torch.manual_seed(0)
     torch.set_default_dtype(dtype)
-    model = build_model(family, config, parallel=ModelParallelConfig(), group=None)
+    model = build_model(family, config, parallel=ModelParallelConfig(), group=None, seed=0)
     torch.set_default_dtype(torch.float32)
     return model.to(device).eval()
 

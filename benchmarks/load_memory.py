@@ -29,7 +29,7 @@ from shiplap import init_all_env
 from shiplap.checkpoint import load_huggingface, write_huggingface
 from shiplap.checkpoint.pretrained import full_shapes_of
 from shiplap.config import TransformerConfig
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.parameters import named_placements
 
 _CONFIG = TransformerConfig(
     vocab_size=32000,
@@ -105,10 +105,7 @@ def load(rank: int, num_ranks: int, *, store: str, tiny: str, directory: str, re
     with peak_anonymous() as highest:
         model = load_huggingface(directory, parallel=env.config, group=group).model
     shard_bytes = [parameter.nbytes for parameter in model.parameters()]
-    checkpoint_bytes = sum(
-        4 * prod(shard.full_shape if shard is not None else model.get_parameter(name).shape)
-        for name, shard in named_shards(model)
-    )
+    checkpoint_bytes = sum(4 * prod(placement.full_shape) for _, placement in named_placements(model))
     record = RankRecord(
         tensor_parallel_size=num_ranks,
         rank=rank,

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
 from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.tensor_parallel.placement import along_tp
 from tests.cases.plans import column_plans, row_plans
 from tests.cases.switches import topologies
 
@@ -138,8 +139,8 @@ def make_layer(case: Case, full: Full, group: Group) -> ColumnParallelLinear | R
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             value = full.weight if name == "weight" else full.bias
-            shard = layer.shards.get(name)
-            parameter.copy_(shard.shard(value, rank_in(group), size_of(group)) if shard else value)
+            placement = layer.placements.get(name)
+            parameter.copy_(placement.take(value, along_tp(group)) if placement else value)
     layer.weight.requires_grad_(case.needs[1])
     if layer.bias is not None:
         layer.bias.requires_grad_(case.needs[2])

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from shiplap.config import ModelParallelConfig
 from shiplap.dist.collectives import Group
 from shiplap.lora import Adapters, add_adapters, find_targets
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.parameters import named_placements
+from shiplap.tensor_parallel.placement import along_tp
 from tests.cases import models
 
 RANK, ALPHA = 3, 5.0
@@ -20,15 +21,13 @@ def build(
     model = models.build(name, parallel, group)
     config = models.CONFIGS[name]
     found = find_targets(name.split(",")[0], config, targets)
-    add_adapters(model, Adapters(targets=tuple(found), rank=RANK, alpha=ALPHA, dropout=dropout))
-    shards = dict(named_shards(model))
+    add_adapters(model, Adapters(targets=tuple(found), rank=RANK, alpha=ALPHA, dropout=dropout), seed=5)
+    placements = dict(named_placements(model))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("adapter.up"):
-                shard = shards[key]
-                full = torch.randn(shard.full_shape if shard else parameter.shape) * 0.3
-                rank, size = (0, 1) if group is None else (group.rank, group.size)
-                parameter.copy_(shard.shard(full, rank, size) if shard else full)
+                full = torch.randn(placements[key].full_shape) * 0.3
+                parameter.copy_(placements[key].take(full, along_tp(group)))
     return model
 
 

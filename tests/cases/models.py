@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
-from shiplap.dist.collectives import Group, rank_in
+from shiplap.dist.collectives import Group
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.placement import Shard, gather_to_first, named_shards
+from shiplap.parallel import Recompute, apply_recompute
+from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
+from shiplap.tensor_parallel.placement import Placement, along_tp
 from tests.cases import references
 
 # Vocabulary and sequence length that no TP size here divides.
@@ -70,7 +72,7 @@ def dtypes(name: str) -> list[torch.dtype]:
 
 
 def build(
-    name: str, parallel: ModelParallelConfig, group: Group, *, recompute: str = "none", dropout: float = 0.0
+    name: str, parallel: ModelParallelConfig, group: Group, *, recompute: Recompute = "none", dropout: float = 0.0
 ) -> nn.Module:
     """The model under test, by its key in `CONFIGS`.
 
@@ -78,16 +80,14 @@ def build(
     """
     torch.manual_seed(5)
     config = replace(CONFIGS[name], dropout=dropout)
-    model = build_model(name.split(",")[0], config, parallel=parallel, group=group, recompute=recompute)
-    tp = parallel.tensor_parallel_size
-    rank = rank_in(group)
-    shards = dict(named_shards(model))
+    model = build_model(name.split(",")[0], config, parallel=parallel, group=group, seed=5)
+    apply_recompute(model, recompute)
+    placements = dict(named_placements(model))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                shard = shards[name]
-                full = torch.randn(shard.full_shape if shard else parameter.shape) * 0.1
-                parameter.add_(shard.shard(full, rank, tp) if shard else full)
+                full = torch.randn(placements[name].full_shape) * 0.1
+                parameter.add_(placements[name].take(full, along_tp(group)))
     return model
 
 
@@ -103,31 +103,36 @@ def batch() -> tuple[Tensor, Tensor]:
 def full_parameters(model: nn.Module, group: Group, *, grads: bool = False) -> dict[str, Tensor]:
     """The whole parameters, or their whole gradients, gathered from all ranks."""
     whole = {}
-    shards = dict(named_shards(model))
+    placements = dict(named_placements(model))
     for name, parameter in model.named_parameters():
         local = parameter.grad if grads else parameter.detach()
         if local is None:
             assert not parameter.requires_grad, name
             continue
-        shard = shards[name]
-        whole[name] = local.detach().clone() if shard is None else gathered(local, shard, group)
+        whole[name] = gathered(local, placements[name], group)
     return whole
 
 
-def gathered(local: Tensor, shard: Shard, group: Group) -> Tensor:
-    """The whole of a divided tensor, on every rank; the ranks agree where they share something."""
-    whole = gather_to_first(local, shard, group)
+def gathered(local: Tensor, placement: Placement, group: Group) -> Tensor:
+    """The whole of a tensor, on every rank; the ranks agree where they hold the same."""
+    whole = gather_to_first(local, placement, group)
     if group is None:
         assert whole is not None
         return whole.to(local.device)
-    whole = local.new_empty(shard.full_shape) if whole is None else whole.to(local.device)
+    whole = local.new_empty(placement.full_shape) if whole is None else whole.to(local.device)
     dist.broadcast(whole, group=group.process_group, group_src=0)
-    assert torch.equal(shard.shard(whole, group.rank, group.size), local.detach())
+    assert torch.equal(placement.take(whole, along_tp(group)), local.detach())
     return whole
 
 
 def check(
-    name: str, parallel: ModelParallelConfig, group: Group, *, recompute: str, dtype: torch.dtype, device: str = "cpu"
+    name: str,
+    parallel: ModelParallelConfig,
+    group: Group,
+    *,
+    recompute: Recompute,
+    dtype: torch.dtype,
+    device: str = "cpu",
 ) -> list[str]:
     """Loss, logits and every gradient of the sharded model against the plain one; what is wrong, as text."""
     model = build(name, parallel, group, recompute=recompute).to(device)

@@ -13,6 +13,7 @@ from shiplap.layers.dropout import Dropout
 from shiplap.tensor_parallel import IGNORE, vocab_parallel_cross_entropy
 from shiplap.tensor_parallel.random import different_per_rank
 from tests.cases import compositions
+from tests.cases.models import gathered as whole_of
 from tests.cases.switches import everything_on, topologies
 from tests.distributed.ranks import RankPool
 
@@ -46,7 +47,7 @@ def embed(num_ranks: int, sequence_parallel: bool, vocab_size: int) -> tuple[tor
     (y * (scale.chunk(num_ranks)[env.coordinate("tp")] if sequence_parallel else scale)).sum().backward()
     assert embedding.weight.grad is not None
     gathered = all_gather(y.detach(), group).wait() if sequence_parallel else y.detach()
-    grad = embedding.shards["weight"].full(tuple(all_gather(embedding.weight.grad[None], group).wait()))
+    grad = whole_of(embedding.weight.grad, embedding.placements["weight"], group)
     destroy_all_env()
     return gathered, grad
 

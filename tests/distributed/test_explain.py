@@ -22,6 +22,7 @@ from shiplap.models.registry import build_model
 from shiplap.overlap.plan import RowPlan
 from shiplap.overlap.primitives import Method
 from shiplap.overlap.registry import REPLICATED
+from shiplap.parallel import apply_recompute
 from shiplap.tensor_parallel import function
 from shiplap.tensor_parallel.linear import RowParallelLinear
 from shiplap.train import trainer
@@ -58,9 +59,10 @@ def messages(family: str, config: TrainConfig, trained: str | None = None) -> tu
     env = init_all_env(config.parallel, device="cpu")
     sizes, adapters = resolve_structure(family, config)
     group = env.group("tp")
-    model = build_model(family, sizes, parallel=config.parallel, group=group, recompute=config.model.recompute)
+    model = build_model(family, sizes, parallel=config.parallel, group=group, seed=0)
+    apply_recompute(model, config.model.recompute)
     if adapters is not None:
-        add_adapters(model, adapters)
+        add_adapters(model, adapters, seed=0)
     planned = skeleton(family, config, model=sizes, adapters=adapters)
     for name, parameter in [*model.named_parameters(), *planned.named_parameters()] if trained else []:
         parameter.requires_grad_(name == trained)

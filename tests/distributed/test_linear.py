@@ -14,7 +14,7 @@ import torch
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear, destroy_all_env, init_all_env
 from shiplap.dist import collectives
 from shiplap.overlap.registry import method
-from shiplap.tensor_parallel.placement import Block, Shard
+from shiplap.tensor_parallel.placement import Block, Split
 from tests.cases import linear
 from tests.distributed.ranks import RankPool
 
@@ -81,8 +81,8 @@ def test_methods_match_float64_whoever_is_late(ranks: Callable[[int], RankPool],
 def accumulated_in_parts() -> tuple[torch.Tensor, torch.Tensor]:
     """Of a bfloat16 layer some of whose rows both ranks hold: `main_grad` by a pipelined wgrad, and at once."""
     env = init_all_env(ModelParallelConfig(tensor_parallel_size=2, sequence_parallel=True), device="cpu")
-    shard = Shard(full_shape=(8, 16), blocks=(Block(size=4), Block(size=4, unit=4)))
-    layer = ColumnParallelLinear(16, 8, False, shard=shard).bfloat16()
+    split = Split(blocks=(Block(size=4), Block(size=4, unit=4)))
+    layer = ColumnParallelLinear(16, 8, False, split=split).bfloat16()
     generator = torch.Generator().manual_seed(env.rank)
     x, dy = (torch.randn(size, generator=generator).bfloat16() for size in ((6, 16), (12, 6)))
     grads = []

@@ -11,6 +11,8 @@ from shiplap.dist.collectives import rank_in
 from shiplap.dist.mappings import reduce_from_all
 from shiplap.lora import merge, merged, remove_adapters
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
+from shiplap.tensor_parallel.parameters import draw_by_name
+from shiplap.tensor_parallel.placement import TP
 from tests.cases import lora, models
 from tests.cases.lora import RANK
 from tests.cases.memory import Storages
@@ -85,7 +87,9 @@ def adapted(kind: str, config: ModelParallelConfig, *, dropout: float = 0.0) -> 
     else:
         layer = RowParallelLinear(INPUTS, OUTPUTS, config=config)
     layer.requires_grad_(False)
-    layer.adapter = LowRankAdapter(layer, rank=RANK, scale=0.5, dropout=dropout)
+    adapter = LowRankAdapter(layer, rank=RANK, scale=0.5, dropout=dropout)
+    draw_by_name(adapter, seed=0, group=layer.group)
+    layer.adapter = adapter
     with torch.no_grad():
         shape = (OUTPUTS, RANK)
         full = torch.randn(shape)
@@ -154,7 +158,7 @@ def slopes(kind: str, config: ModelParallelConfig) -> list[tuple[float, float]]:
     results = []
     loss().backward()
     for name, factor in layer.adapter.named_parameters():
-        divided = name in layer.adapter.shards
+        divided = TP in layer.adapter.placements[name].splits
         step = torch.randn(factor.shape, generator=torch.Generator().manual_seed(rank_in(group) if divided else 5))
         assert factor.grad is not None
         slope = (factor.grad * step).sum()

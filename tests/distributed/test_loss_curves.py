@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import DataOptions, OptimizerOptions
@@ -41,9 +40,8 @@ MODELS = {
 def losses(family: str, config: ModelParallelConfig) -> list[float]:
     """The train losses of all steps, on one rank."""
     env = init_all_env(config, device="cpu")
-    torch.manual_seed(1234)
     sizes = MODELS[family]
-    model = build_model(family, sizes, parallel=config, group=env.group("tp"))
+    model = build_model(family, sizes, parallel=config, group=env.group("tp"), seed=1234)
     data = open_data(
         DATA, vocab_size=sizes.vocab_size, data_parallel_rank=0, data_parallel_size=1, seed=1, validation=False
     )

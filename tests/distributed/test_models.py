@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
+from shiplap.lora import Adapters, add_adapters, find_targets
+from shiplap.models.build import Stage
+from shiplap.models.registry import build_model
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from tests.cases import models
 from tests.cases.switches import everything_on
@@ -64,8 +68,11 @@ def test_loss_logits_and_every_gradient_match_float64(
 
 def initial_weights(num_ranks: int, family: str) -> dict[str, torch.Tensor]:
     env = init_all_env(tensor_parallel_size=num_ranks, device="cpu")
-    torch.manual_seed(11)
-    model = models.build(family, env.config, env.group("tp"))
+    torch.manual_seed(env.rank)  # nothing is drawn from the default generator
+    config = models.CONFIGS[family]
+    model = build_model(family.split(",")[0], config, parallel=env.config, group=env.group("tp"), seed=11)
+    targets = find_targets(family.split(",")[0], config, ["attention.qkv", "attention.proj"])
+    add_adapters(model, Adapters(targets=tuple(targets), rank=2, alpha=1.0), seed=11)
     weights = models.full_parameters(model, env.group("tp"))
     destroy_all_env()
     return weights
@@ -77,6 +84,50 @@ def test_initial_weights_are_the_same_whatever_the_tp_size(ranks: Callable[[int]
     for weights in [*ranks(2).run(initial_weights, 2, family), *ranks(8).run(initial_weights, 8, family)]:
         assert weights.keys() == alone.keys()
         assert all(torch.equal(weights[name], alone[name]) for name in alone)
+
+
+def stages(num_ranks: int, family: str) -> list[str]:
+    """What differs between a model and the same one in three pieces: loss, gradients, initial weights."""
+    config = topology(num_ranks, "overlap" if num_ranks > 1 else "tp")
+    env = init_all_env(config, device="cpu")
+    sizes = replace(models.CONFIGS[family], num_layers=3)
+    build = partial(build_model, family, sizes, parallel=config, group=env.group("tp"), seed=3)
+    whole = build()
+    pieces = [
+        build(stage=Stage(blocks=range(1), has_embedding=True, has_head=False)),
+        build(stage=Stage(blocks=range(1, 2), has_embedding=False, has_head=False)),
+        build(stage=Stage(blocks=range(2, 3), has_embedding=False, has_head=True)),
+    ]
+    tokens, targets = models.batch()
+    expected = whole(tokens, targets)
+    expected.backward()
+    hidden = pieces[0].embed(tokens)
+    for piece in pieces:
+        hidden = piece.through_blocks(hidden)
+    loss = pieces[-1].head_of(hidden, targets)
+    loss.backward()
+    found: dict[str, list[torch.nn.Parameter]] = {}
+    for piece in pieces:
+        for name, parameter in piece.named_parameters():
+            found.setdefault(name, []).append(parameter)
+    failures = [] if torch.equal(loss, expected) else [f"loss {loss} is not {expected}"]
+    for name, parameter in whole.named_parameters():
+        held = found.pop(name, [])
+        failures += [] if held and all(torch.equal(one, parameter) for one in held) else [f"{name} is drawn otherwise"]
+        # A tied table at both ends: each end has a part of its gradient.
+        gradient = sum(one.grad for one in held if one.grad is not None)
+        if not torch.allclose(torch.as_tensor(gradient), torch.as_tensor(parameter.grad), rtol=1e-5, atol=1e-8):
+            failures.append(f"gradient of {name}")
+    destroy_all_env()
+    return failures + [f"{name} is in no whole model" for name in found]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("family", ["gpt2", "llama3", "mixtral"])
+def test_a_model_in_pieces_computes_what_it_does_in_one(
+    ranks: Callable[[int], RankPool], family: str, num_ranks: int
+) -> None:
+    assert ranks(num_ranks).run(stages, num_ranks, family) == [[]] * num_ranks
 
 
 def dropout_gradients(num_ranks: int, recompute: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

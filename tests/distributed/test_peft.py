@@ -14,7 +14,7 @@ from shiplap import destroy_all_env, init_all_env
 from shiplap.checkpoint import load_adapters, load_huggingface, save_adapters
 from shiplap.lora import merge
 from shiplap.lora.targets import stored_names
-from shiplap.tensor_parallel.placement import gather_to_first, named_shards
+from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
 from tests.cases import published
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_models import topology
@@ -87,11 +87,11 @@ def adapted(num_ranks: int, name: str, folder: Path, save_to: Path | None) -> tu
     logits = model(published.tokens())
     loss(logits).backward()
     gradients: dict[str, Tensor] = {}
-    parameters, shards = dict(model.named_parameters()), dict(named_shards(model))
+    parameters, placements = dict(model.named_parameters()), dict(named_placements(model))
     for ours, stored in stored_names(adapters.targets, rank=adapters.rank).items():
         gradient = parameters[ours].grad
         assert gradient is not None
-        whole = gather_to_first(gradient, shards[ours], group)
+        whole = gather_to_first(gradient, placements[ours], group)
         if whole is not None:
             parts = whole.split([rows for _, rows in stored.parts])
             gradients |= {part: value for (part, _), value in zip(stored.parts, parts, strict=True)}

@@ -101,7 +101,7 @@ def test_the_adapters_snippet_runs(tmp_path: Path) -> None:
         "from shiplap.config.presets import preset\n"
         "from shiplap.models.registry import build_model\n"
         'config = preset("llama3", "llama3-debug")\n'
-        'model = build_model("llama3", config, parallel=ModelParallelConfig(), group=None)\n'
+        'model = build_model("llama3", config, parallel=ModelParallelConfig(), group=None, seed=0)\n'
         f"{snippet}"
         'print({name.split(".")[-1] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"})\n'
     )

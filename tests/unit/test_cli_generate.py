@@ -36,7 +36,7 @@ def save(folder: Path, *, vocab_size: int = 257, end_of_text: int | None = 256, 
         initializer_range=0.2,
     )
     torch.manual_seed(seed)
-    model = build_model("gpt2", config, parallel=ModelParallelConfig(), group=None)
+    model = build_model("gpt2", config, parallel=ModelParallelConfig(), group=None, seed=0)
     save_huggingface(model, str(folder), family="gpt2", config=config, group=None, end_of_text=end_of_text)
 
 

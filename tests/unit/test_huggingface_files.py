@@ -36,7 +36,7 @@ CONFIGS = {
 def _write(folder: Path, family: str, **options: Any) -> Path:
     """A directory with random weights."""
     torch.manual_seed(0)
-    model = build_model(family, CONFIGS[family], parallel=ModelParallelConfig(), group=None)
+    model = build_model(family, CONFIGS[family], parallel=ModelParallelConfig(), group=None, seed=0)
     save_huggingface(model, str(folder), family=family, config=CONFIGS[family], group=None, **options)
     return folder
 

@@ -23,7 +23,7 @@ def small_gpt2() -> nn.Module:
         ffn_hidden_size=32,
         max_sequence_length=8,
     )
-    return build_model("gpt2", sizes, parallel=ModelParallelConfig(), group=None)
+    return build_model("gpt2", sizes, parallel=ModelParallelConfig(), group=None, seed=0)
 
 
 def test_the_learning_rate_rises_in_a_line_from_0_to_the_peak() -> None:

@@ -19,7 +19,7 @@ from shiplap.config.huggingface import CONFIG_FILE, to_huggingface
 from shiplap.config.json_fields import read_json_object
 from shiplap.dist.collectives import Group
 from shiplap.models.stored import Stored, huggingface_names
-from shiplap.tensor_parallel.placement import gather_to_first, named_shards
+from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
 
 MAX_FILE_BYTES = 5 * 10**9
 _COPIED_FILES = (
@@ -90,9 +90,9 @@ def save_huggingface(
 def _gathered(model: nn.Module, names: Set[str], group: Group) -> Iterator[tuple[str, Tensor]]:
     """The whole parameters of these names, on the first rank."""
     parameters = dict(model.named_parameters())
-    for name, shard in named_shards(model):
+    for name, placement in named_placements(model):
         if name in names:
-            whole = gather_to_first(parameters[name], shard, group)
+            whole = gather_to_first(parameters[name], placement, group)
             if whole is not None:
                 yield name, whole
             del whole  # before the next one is there

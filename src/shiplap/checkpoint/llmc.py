@@ -73,7 +73,6 @@ def load_llmc(
     config: TransformerConfig | None = None,
     parallel: ModelParallelConfig,
     group: Group,
-    recompute: str = "none",
 ) -> LoadedModel:
     """Build this rank's shard of the model that an llm.c model file holds, and fill it.
 
@@ -85,7 +84,6 @@ def load_llmc(
         config: the file's sizes, with changes that keep all parameters, such as another dropout; None: as in the file.
         parallel: topology and switches.
         group: the TP ranks.
-        recompute: `none`, `selective` or `full`.
 
     Raises:
         UserError: the file is missing, truncated or too long, or is no model file of a known version; the model is of
@@ -93,7 +91,7 @@ def load_llmc(
     """
     files = LlmcFiles(path, family=family)
     config = config or files.config
-    model = build_model(files.family, config, parallel=parallel, group=group, recompute=recompute, draw=False)
+    model = build_model(files.family, config, parallel=parallel, group=group, seed=None)
     load_weights(model, files, llmc_names(files.family, config), group=group)
     return LoadedModel(model=model, family=files.family, config=config)
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.config import UserError
-from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group
 from shiplap.models.stored import Stored
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.parameters import named_placements
+from shiplap.tensor_parallel.placement import along_tp
 
 
 class TensorFiles(Protocol):
@@ -29,11 +30,7 @@ class TensorFiles(Protocol):
 
 def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter of a model, as a whole."""
-    parameters = dict(model.named_parameters())
-    return {
-        name: tuple(parameters[name].shape) if shard is None else shard.full_shape
-        for name, shard in named_shards(model)
-    }
+    return {name: placement.full_shape for name, placement in named_placements(model)}
 
 
 def check_tensors(files: TensorFiles, stored: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -72,7 +69,7 @@ def load_weights(model: nn.Module, files: TensorFiles, stored: Mapping[str, Stor
     """Fill this rank's shards. No more than one slice of one tensor is held besides them.
 
     Args:
-        model: this rank's shard of the model, built with `draw=False`; parameters of any dtype.
+        model: this rank's shard of the model, with parameters of any dtype.
         files: what is on disk.
         stored: where each parameter stands; those that are not in it stay as they are.
         group: the TP ranks.
@@ -80,35 +77,23 @@ def load_weights(model: nn.Module, files: TensorFiles, stored: Mapping[str, Stor
     Raises:
         UserError: a tensor is missing, superfluous or has another shape.
     """
-    parameters = dict(model.named_parameters())
-    shards = dict(named_shards(model))
-    expected = full_shapes(model)
-    check_tensors(files, stored, expected)
-    for name in stored:
-        shard = shards[name]
-        dim, ranges = 0, [range(expected[name][0])]
-        if shard is not None:
-            dim, ranges = shard.dim, [*shard.ranges(rank_in(group), size_of(group))]
+    parameters, placements = dict(model.named_parameters()), dict(named_placements(model))
+    check_tensors(files, stored, full_shapes(model))
+    for name, where in stored.items():
         parameter = parameters[name]
-        parameter.zero_()  # what pads a shard
-        start = 0
-        for part in ranges:
-            _read_range(parameter.narrow(dim, start, len(part)), files, stored[name], dim=dim, part=part)
-            start += len(part)
+        parameter.zero_()  # what pads it
+        for region in placements[name].regions(along_tp(group)):
+            _read(parameter[region.here], files, where, region.there)
 
 
-def _read_range(out: Tensor, files: TensorFiles, where: Stored, *, dim: int, part: range) -> None:
-    """Read the range `part` along `dim` of a whole parameter into `out`."""
+def _read(out: Tensor, files: TensorFiles, where: Stored, region: tuple[slice, ...]) -> None:
+    """Read a region of a whole parameter, of which each stored tensor has some rows, into `out`."""
+    rows, others = region[0], region[1:]
     begin = 0
-    for name, rows in where.parts:
-        # Of this stored tensor, which stands at rows begin … begin + rows of the parameter.
-        wanted = range(max(part.start - begin, 0), min(part.stop - begin, rows)) if dim == 0 else range(rows)
-        if len(wanted):
-            index = [slice(None)] * out.ndim
-            index[0] = slice(wanted.start, wanted.stop)
-            if dim == 1:
-                index[1] = slice(part.start, part.stop)
-            there = max(begin - part.start, 0) if dim == 0 else begin
-            tensor = files.read(name, tuple(reversed(index)) if where.transposed else tuple(index))
-            out[there : there + len(wanted)] = tensor.t() if where.transposed else tensor
-        begin += rows
+    for name, num_rows in where.parts:
+        start, stop = max(rows.start, begin), min(rows.stop, begin + num_rows)
+        if start < stop:
+            index = (slice(start - begin, stop - begin), *others)
+            tensor = files.read(name, index[::-1] if where.transposed else index)
+            out[start - rows.start : stop - rows.start] = tensor.t() if where.transposed else tensor
+        begin += num_rows

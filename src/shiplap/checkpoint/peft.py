@@ -15,7 +15,7 @@ from shiplap.config.json_fields import JsonFields, read_json_object
 from shiplap.dist.collectives import Group
 from shiplap.lora import Adapters, add_adapters
 from shiplap.lora.targets import factor_names, module_names, module_of, stored_names, targets_of_modules
-from shiplap.tensor_parallel.placement import gather_to_first, named_shards
+from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -62,7 +62,7 @@ def load_adapters(
     adapters, files = _open(directory, family, config)
     if dropout is not None:
         adapters = replace(adapters, dropout=dropout)
-    add_adapters(model, adapters, draw=False)
+    add_adapters(model, adapters, seed=None)
     load_weights(model, files, stored_names(adapters.targets, rank=adapters.rank), group=group)
     return adapters
 
@@ -183,10 +183,10 @@ def save_adapters(
 
 def _gathered(model: nn.Module, adapters: Adapters, group: Group) -> dict[str, Tensor]:
     """All factors by PEFT's names, on the first rank; they are small."""
-    parameters, shards = dict(model.named_parameters()), dict(named_shards(model))
+    parameters, placements = dict(model.named_parameters()), dict(named_placements(model))
     tensors: dict[str, Tensor] = {}
     for name, stored in stored_names(adapters.targets, rank=adapters.rank).items():
-        whole = gather_to_first(parameters[name].detach(), shards[name], group)
+        whole = gather_to_first(parameters[name].detach(), placements[name], group)
         if whole is not None:
             parts = whole.split([rows for _, rows in stored.parts])
             tensors |= {part: tensor.contiguous() for (part, _), tensor in zip(stored.parts, parts, strict=True)}

@@ -11,10 +11,12 @@ from shiplap.checkpoint.huggingface import HuggingFaceFiles
 from shiplap.checkpoint.load import check_tensors, full_shapes, load_weights
 from shiplap.config import ModelParallelConfig, TransformerConfig, UserError
 from shiplap.config.huggingface import read_config
-from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
 from shiplap.models.stored import Stored, huggingface_names
+from shiplap.tensor_parallel.parameters import named_placements
+from shiplap.tensor_parallel.placement import along_tp
 
 _HEAD = "lm_head.weight"
 
@@ -41,7 +43,6 @@ def load_huggingface(
     config: TransformerConfig | None = None,
     parallel: ModelParallelConfig,
     group: Group,
-    recompute: str = "none",
 ) -> LoadedModel:
     """Build this rank's shard of the model that a Hugging Face directory holds, and fill it.
 
@@ -54,7 +55,6 @@ def load_huggingface(
             dropout; None: as the file says.
         parallel: topology and switches.
         group: the TP ranks.
-        recompute: `none`, `selective` or `full`.
 
     Raises:
         UserError: a file is missing, damaged or describes something that is not supported; the model is of another
@@ -65,11 +65,11 @@ def load_huggingface(
     config.check_divisible_by(parallel.tensor_parallel_size)
     files, has_head = open_huggingface(directory, config)
     stored = huggingface_names(family, config)
-    model = build_model(family, config, parallel=parallel, group=group, recompute=recompute, draw=False)
+    model = build_model(family, config, parallel=parallel, group=group, seed=None)
     load_weights(model, files, stored, group=group)
     if has_head:
-        rows = model.embedding.shards["weight"].ranges(rank_in(group), size_of(group))[0]
-        check_tied(files, stored, rows)
+        for region in dict(named_placements(model))["embedding.weight"].regions(along_tp(group)):
+            check_tied(files, stored, region.there[0])
     return LoadedModel(model=model, family=family, config=config)
 
 
@@ -107,7 +107,7 @@ def check_huggingface(directory: str, *, family: str, config: TransformerConfig)
 def full_shapes_of(family: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter of a model that is not there."""
     with torch.device("meta"):
-        return full_shapes(build_model(family, config, parallel=ModelParallelConfig(), group=None, draw=False))
+        return full_shapes(build_model(family, config, parallel=ModelParallelConfig(), group=None, seed=None))
 
 
 def open_huggingface(directory: str, config: TransformerConfig) -> tuple[HuggingFaceFiles, bool]:
@@ -130,7 +130,7 @@ def open_huggingface(directory: str, config: TransformerConfig) -> tuple[Hugging
     return files, True
 
 
-def check_tied(files: HuggingFaceFiles, stored: Mapping[str, Stored], rows: range) -> None:
+def check_tied(files: HuggingFaceFiles, stored: Mapping[str, Stored], rows: slice) -> None:
     """Make sure that rows of a head that is tied, and stored all the same, are those of the embedding.
 
     Where they differ the model is not what `config.json` says it is. transformers would then leave it untied.
@@ -144,7 +144,7 @@ def check_tied(files: HuggingFaceFiles, stored: Mapping[str, Stored], rows: rang
         UserError: they differ.
     """
     [(embedding, _)] = stored["embedding.weight"].parts
-    index = (slice(rows.start, rows.stop), slice(None))
+    index = (rows, slice(None))
     head, table = files.read(_HEAD, index), files.read(embedding, index)
     if head.dtype != table.dtype or not torch.equal(head, table):
         raise UserError(

@@ -66,7 +66,7 @@ def open_stored_model(path: str) -> StoredModel:
     model = _checked(files, family, config, stored=huggingface_names(family, config))
     if has_head:
         for start in range(0, config.vocab_size, _ROWS_AT_A_TIME):
-            check_tied(files, model.stored, range(start, min(start + _ROWS_AT_A_TIME, config.vocab_size)))
+            check_tied(files, model.stored, slice(start, min(start + _ROWS_AT_A_TIME, config.vocab_size)))
     return model
 
 

@@ -10,6 +10,7 @@ from shiplap.dist.collectives import RankGroup
 from shiplap.lora import Adapters, add_adapters
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
+from shiplap.parallel import apply_recompute
 
 
 class _CountedRanks(RankGroup):
@@ -48,9 +49,8 @@ def skeleton(
     size = config.parallel.tensor_parallel_size
     group = _CountedRanks(size, rank) if size > 1 else None
     with torch.device("meta"):
-        built = build_model(
-            family, model, parallel=config.parallel, group=group, recompute=config.model.recompute, draw=False
-        )
+        built = build_model(family, model, parallel=config.parallel, group=group, seed=None)
+        apply_recompute(built, config.model.recompute)
         if adapters is not None:
-            add_adapters(built, adapters, draw=False)
+            add_adapters(built, adapters, seed=None)
     return built

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shiplap.config.parallel import ModelParallelConfig
-from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group
 from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.positions import RotaryPositions
 from shiplap.layers.recompute import recompute
-from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
-from shiplap.tensor_parallel.placement import Block, Shard
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.parameters import ByName, Init
+from shiplap.tensor_parallel.placement import TP, Block, Split, along_tp
 from shiplap.tensor_parallel.random import different_per_rank
 
 
@@ -23,6 +24,9 @@ class SelfAttention(nn.Module):
     The fused QKV weight `[(heads + 2 kv_heads) d, H]` holds all queries, then all keys, then all values, each divided
     by itself. A rank has its even share of the query heads, and the key-value heads that these need. Where the TP size
     does not divide the number of key-value heads, ranks share some, and the gradients of these are summed.
+
+    Attributes:
+        recompute_core: compute the attention weights again in backward instead of keeping what they need.
     """
 
     def __init__(
@@ -36,9 +40,8 @@ class SelfAttention(nn.Module):
         group: Group,
         bias: bool,
         dropout: float,
-        init: Init | None,
-        output_init: Init | None,
-        recompute_core: bool,
+        init: Init | ByName,
+        output_init: Init | ByName,
         positions: RotaryPositions | None = None,
         query_key_norm: Callable[[], nn.Module] | None = None,
     ) -> None:
@@ -55,25 +58,25 @@ class SelfAttention(nn.Module):
             dropout: probability, on the attention weights.
             init: initial QKV weight.
             output_init: initial weight of the output projection.
-            recompute_core: compute the attention weights again in backward instead of keeping what they need.
             positions: turns queries and keys by their position, if it is not in the input already.
             query_key_norm: makes a norm over d, one for queries and one for keys (Qwen3).
         """
         super().__init__()
+        place = along_tp(group)[TP]
         queries = Block(size=num_heads * head_size, unit=head_size)
         keys = Block(size=num_key_value_heads * head_size, unit=head_size)
         out_features = queries.size + 2 * keys.size
         self.head_size = head_size
         self.key_value_head_of = _key_value_head_of_each_query(
-            queries.range_of(rank_in(group), size_of(group)),
-            keys.range_of(rank_in(group), size_of(group)),
+            queries.range_of(place),
+            keys.range_of(place),
             head_size=head_size,
             queries_per_key=num_heads // num_key_value_heads,
         )
         self.num_local_key_value_heads = self.key_value_head_of[-1] + 1
         self.group = group
         self.dropout = dropout
-        self.recompute_core = recompute_core
+        self.recompute_core = False
         self.positions = positions
         self.query_norm = query_key_norm() if query_key_norm else None
         self.key_norm = query_key_norm() if query_key_norm else None
@@ -84,7 +87,7 @@ class SelfAttention(nn.Module):
             config=parallel,
             group=group,
             disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_qkv,
-            shard=Shard(full_shape=(out_features, hidden_size), blocks=(queries, keys, keys)),
+            split=Split(blocks=(queries, keys, keys)),
             init=init,
         )
         self.proj = RowParallelLinear(

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group
-from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear
-from shiplap.tensor_parallel.placement import Block, Shard
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.parameters import ByName, Init
+from shiplap.tensor_parallel.placement import Block, Split
 
 
 class SwigluMLP(nn.Module):
@@ -22,8 +23,8 @@ class SwigluMLP(nn.Module):
         *,
         parallel: ModelParallelConfig,
         group: Group,
-        init: Init | None,
-        output_init: Init | None,
+        init: Init | ByName,
+        output_init: Init | ByName,
     ) -> None:
         """Make this rank's part; the arguments are those of `GeluMLP`."""
         super().__init__()
@@ -34,7 +35,7 @@ class SwigluMLP(nn.Module):
             config=parallel,
             group=group,
             disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_fc1,
-            shard=Shard(full_shape=(2 * ffn_hidden_size, hidden_size), blocks=2 * (Block(size=ffn_hidden_size),)),
+            split=Split(blocks=2 * (Block(size=ffn_hidden_size),)),
             init=init,
         )
         self.fc2 = RowParallelLinear(
@@ -58,8 +59,8 @@ class GeluMLP(nn.Module):
         *,
         parallel: ModelParallelConfig,
         group: Group,
-        init: Init | None,
-        output_init: Init | None,
+        init: Init | ByName,
+        output_init: Init | ByName,
     ) -> None:
         """Make this rank's part.
 

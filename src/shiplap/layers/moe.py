@@ -15,8 +15,9 @@ from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group, rank_in
 from shiplap.dist.mappings import copy_to_all, gather_from_shard, reduce_from_all
 from shiplap.tensor_parallel.experts import Assignment, FromExperts, ToExperts
-from shiplap.tensor_parallel.linear import ColumnParallelLinear, Init, RowParallelLinear, new_shard
-from shiplap.tensor_parallel.placement import Block, Shard
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.parameters import ByName, Init, PlacedModule
+from shiplap.tensor_parallel.placement import Block, Placement, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +59,11 @@ class Balance:
         return Balance(loss=loss, tokens_per_expert=tokens_per_expert, num_micro_batches=count)
 
 
-class Router(nn.Module):
+class Router(PlacedModule):
     """Scores every token against every expert. In float32, also under autocast (Fedus et al. 2021, section 2.4)."""
 
     def __init__(
-        self, hidden_size: int, num_experts: int, *, experts_per_token: int, group: Group, init: Init | None
+        self, hidden_size: int, num_experts: int, *, experts_per_token: int, group: Group, init: Init | ByName
     ) -> None:
         """Weight `[E, H]`, whole on every rank.
 
@@ -75,7 +76,7 @@ class Router(nn.Module):
             init: initial weight.
         """
         super().__init__()
-        self.weight = new_shard(Shard(full_shape=(num_experts, hidden_size)), None, init)
+        self.weight = self.new_parameter("weight", Placement(full_shape=(num_experts, hidden_size)), None, init)
         self.experts_per_token = experts_per_token
         self.group = group
 
@@ -103,8 +104,8 @@ class MixtureOfExperts(nn.Module):
         experts_per_token: int,
         parallel: ModelParallelConfig,
         group: Group,
-        init: Init | None,
-        output_init: Init | None,
+        init: Init | ByName,
+        output_init: Init | ByName,
     ) -> None:
         """Make this rank's part.
 
@@ -137,7 +138,7 @@ class MixtureOfExperts(nn.Module):
             config=parallel,
             group=group,
             disable_tp_comm_pipeline=parallel.tp_comm_overlap_disable_fc1,
-            shard=Shard(full_shape=(num_rows, hidden_size), blocks=2 * num_experts * (Block(size=ffn_hidden_size),)),
+            split=Split(blocks=2 * num_experts * (Block(size=ffn_hidden_size),)),
             init=init,
         )
         self.fc2 = RowParallelLinear(
@@ -166,7 +167,9 @@ class MixtureOfExperts(nn.Module):
         return weights_SBk, experts_SBk.long()
 
 
-def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) -> Balance:
+def balance(
+    routings: Sequence[Routing], *, sequence_length: int, group: Group, num_layers: int | None = None
+) -> Balance:
     """How evenly the experts of all layers are used.
 
     A layer's loss is `E Σ f P` over its experts: f, how often one is among a token's chosen, and P, its mean
@@ -178,6 +181,7 @@ def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) 
         routings: of this rank's tokens, one for each layer.
         sequence_length: number of tokens without padding, which does not count.
         group: the ranks that each have other tokens; None where this rank has them all.
+        num_layers: of the whole model, over which the loss is a mean; by default as many as there are routings.
 
     Returns:
         The same on all ranks, its loss with gradient.
@@ -194,4 +198,4 @@ def balance(routings: Sequence[Routing], *, sequence_length: int, group: Group) 
     probability_sums, counts = reduce_from_all(torch.stack(sums), group).unbind(1)
     num_tokens = sequence_length * batch
     of_each_layer = num_experts * (probability_sums / num_tokens * (counts / num_tokens)).sum(-1)
-    return Balance(loss=of_each_layer.mean(), tokens_per_expert=counts.detach())
+    return Balance(loss=of_each_layer.sum() / (num_layers or len(routings)), tokens_per_expert=counts.detach())

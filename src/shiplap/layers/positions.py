@@ -9,25 +9,25 @@ from torch import Tensor, nn
 from shiplap.config.model import RopeScaling
 from shiplap.dist.collectives import Group
 from shiplap.dist.mappings import split_to_shard
-from shiplap.tensor_parallel.linear import Init, new_shard
-from shiplap.tensor_parallel.placement import Shard
+from shiplap.tensor_parallel.parameters import ByName, Init, PlacedModule
+from shiplap.tensor_parallel.placement import Placement
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositions(PlacedModule):
     """One vector per position, the same on all ranks; each adds those of its own tokens."""
 
-    def __init__(self, num_positions: int, hidden_size: int, *, group: Group, init: Init | None) -> None:
+    def __init__(self, num_positions: int, hidden_size: int, *, group: Group, init: Init | ByName) -> None:
         """Make the table `[P, H]`.
 
         Args:
             num_positions: P.
             hidden_size: H.
             group: the ranks that each hold a shard of the sequence; None where this rank holds all of it.
-            init: fills the table; None leaves it for a loader to fill.
+            init: fills the table.
         """
         super().__init__()
         self.group = group
-        self.weight = new_shard(Shard(full_shape=(num_positions, hidden_size)), None, init)
+        self.weight = self.new_parameter("weight", Placement(full_shape=(num_positions, hidden_size)), None, init)
 
     def forward(self, sequence_length: int, padded_length: int, *, start: int = 0) -> Tensor:
         """The vectors `[S/R, 1, H]` of this rank's tokens, S the padded length; zero where it pads.

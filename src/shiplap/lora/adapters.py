@@ -10,7 +10,8 @@ from shiplap.config import UserError
 from shiplap.lora.targets import Target
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shiplap.tensor_parallel.low_rank import LowRankAdapter
-from shiplap.tensor_parallel.placement import Shard
+from shiplap.tensor_parallel.parameters import draw_by_name
+from shiplap.tensor_parallel.placement import TP, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,35 +49,34 @@ class Adapters:
         return self.alpha / self.rank
 
 
-def add_adapters(model: nn.Module, adapters: Adapters, *, draw: bool = True) -> None:
+def add_adapters(model: nn.Module, adapters: Adapters, *, seed: int | None) -> None:
     """Put adapters beside the targets' weights, and freeze everything else.
 
-    A layer stays the object that it was, with its plan and flags. Factors are drawn whole from the default generator,
-    so that they are the same whatever the TP size.
+    A layer stays the object that it was, with its plan and flags.
 
     Args:
         model: this rank's shard of the model.
         adapters: which.
-        draw: whether factors are drawn; if not, they are left for a loader to fill.
+        seed: of the factors, which are drawn by their names; None leaves them for a loader to fill.
     """
     model.requires_grad_(False)
     for target in adapters.targets:
         layer = model.get_submodule(target.layer)
         assert isinstance(layer, ColumnParallelLinear | RowParallelLinear)
-        shard = layer.shards["weight"]
-        adapter = LowRankAdapter(
-            layer, _blocks(shard, target), rank=adapters.rank, scale=adapters.scale, dropout=adapters.dropout, draw=draw
-        )
+        blocks = _blocks(layer.placements["weight"].splits[TP], target)
+        adapter = LowRankAdapter(layer, blocks, rank=adapters.rank, scale=adapters.scale, dropout=adapters.dropout)
+        if seed is not None:
+            draw_by_name(adapter, seed=seed, group=layer.group, path=f"{target.layer}.adapter")
         layer.adapter = adapter.to(layer.weight.device, layer.weight.dtype)
 
 
-def _blocks(shard: Shard, target: Target) -> list[list[int]]:
+def _blocks(split: Split, target: Target) -> list[list[int]]:
     """Of each part the blocks of the layer's weight that it consists of; nothing where the weight has no blocks."""
-    ends = [sum(block.size for block in shard.blocks[: i + 1]) for i in range(len(shard.blocks))]
+    ends = [sum(block.size for block in split.blocks[: i + 1]) for i in range(len(split.blocks))]
     return [
         [i for i, end in enumerate(ends) if part.rows.start < end <= part.rows.stop]
         for part in target.parts
-        if shard.blocks
+        if split.blocks
     ]
 
 

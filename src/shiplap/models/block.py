@@ -9,7 +9,11 @@ from shiplap.layers.recompute import recompute
 
 
 class DecoderBlock(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, both branches through dropout."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, both branches through dropout.
+
+    Attributes:
+        recompute_all: backward computes the whole block again.
+    """
 
     def __init__(
         self,
@@ -19,16 +23,15 @@ class DecoderBlock(nn.Module):
         mlp_norm: nn.Module,
         mlp: nn.Module,
         dropout: nn.Module,
-        recompute_all: bool,
     ) -> None:
-        """Put the parts together; with `recompute_all` backward computes the whole block again."""
+        """Put the parts together."""
         super().__init__()
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
         self.dropout = dropout
-        self.recompute_all = recompute_all
+        self.recompute_all = False
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> tuple[Tensor, Routing | None]:
         """`[S/R, B, H]` to `[S/R, B, H]` (without sequence parallelism `[S, B, H]`).

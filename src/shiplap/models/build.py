@@ -14,7 +14,22 @@ from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.moe import MixtureOfExperts
 from shiplap.layers.positions import RotaryPositions
-from shiplap.tensor_parallel.linear import Init
+from shiplap.tensor_parallel.parameters import ByName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The part of a model that some ranks have: consecutive blocks, and perhaps one of the ends.
+
+    Attributes:
+        blocks: by their number in the whole model.
+        has_embedding: whether token ids come in, rather than hidden states.
+        has_head: whether a loss or logits go out, rather than hidden states.
+    """
+
+    blocks: range
+    has_embedding: bool
+    has_head: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +40,13 @@ class Build:
         config: sizes of the full model.
         parallel: topology and switches.
         group: the TP ranks.
-        recompute: `none`, `selective` (the attention core) or `full` (whole blocks).
-        draw: whether weights are drawn; if not, they are left for a loader to fill.
+        stage: the part to build; None: the whole model.
     """
 
     config: TransformerConfig
     parallel: ModelParallelConfig
     group: Group
-    recompute: str = "none"
-    draw: bool = True
+    stage: Stage | None = None
 
     @property
     def token_group(self) -> Group:
@@ -41,20 +54,25 @@ class Build:
         return self.group if self.parallel.sequence_parallel else None
 
     @property
-    def init(self) -> Init | None:
+    def built_stage(self) -> Stage:
+        """The part to build."""
+        return self.stage or Stage(blocks=range(self.config.num_layers), has_embedding=True, has_head=True)
+
+    @property
+    def init(self) -> ByName:
         """Draws initial weights."""
         return self._normal(self.config.initializer_range)
 
     @property
-    def output_init(self) -> Init | None:
+    def output_init(self) -> ByName:
         """Draws weights of projections into the residual stream: smaller, by the number of them.
 
         Radford et al. 2019, section 2.3.
         """
         return self._normal(self.config.initializer_range / sqrt(2 * self.config.num_layers))
 
-    def _normal(self, std: float) -> Init | None:
-        return partial(nn.init.normal_, std=std) if self.draw else None
+    def _normal(self, std: float) -> ByName:
+        return ByName(partial(nn.init.normal_, std=std))
 
     def attention(
         self,
@@ -75,7 +93,6 @@ class Build:
             dropout=self.config.dropout,
             init=self.init,
             output_init=self.output_init,
-            recompute_core=self.recompute == "selective",
             positions=positions,
             query_key_norm=query_key_norm,
         )

@@ -1,6 +1,7 @@
 """What all decoder-only models share: the way from tokens to logits or a loss."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,54 +13,81 @@ from shiplap.layers.moe import Balance, Routing
 from shiplap.models.block import DecoderBlock
 from shiplap.models.build import Build
 from shiplap.models.head import OutputHead
-from shiplap.tensor_parallel.embedding import VocabParallelEmbedding
+from shiplap.tensor_parallel.embedding import VOCABULARY, VocabParallelEmbedding
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
 
 
-class DecoderModel(nn.Module):
-    """A decoder-only model; this rank's shard of it. Families say what their parts are.
+class Hidden(NamedTuple):
+    """What goes from block to block, and from one stage of a model to the next.
 
-    Initial weights are drawn from the default generator: the same whatever the TP size, if it is seeded alike.
+    Attributes:
+        states: `[S/R, B, H]`, S padded (without sequence parallelism `[S, B, H]`).
+        sequence_length: number of tokens without padding.
+        auxiliary_loss: of the blocks so far, in training; None where they have none.
+    """
+
+    states: Tensor
+    sequence_length: int
+    auxiliary_loss: Tensor | None = None
+
+
+class DecoderModel(nn.Module):
+    """A decoder-only model; this rank's part of it. Families say what their parts are.
+
+    It can be cut: a stage has some of the blocks, called as in the whole model, and the ends or not. Stages in a row
+    compute `head_of(through_blocks(… through_blocks(embed(tokens))))`, which is what `forward` is.
     """
 
     def __init__(self, build: Build) -> None:
-        """Put the parts together.
+        """Put the parts together; the weights are left for `draw_by_name` or a loader.
 
         Raises:
             UserError: the TP size does not divide heads, hidden or feed-forward size.
         """
         super().__init__()
-        config, parallel, group = build.config, build.parallel, build.group
+        config, parallel, group, stage = build.config, build.parallel, build.group, build.built_stage
         config.check_divisible_by(parallel.tensor_parallel_size)
+        self.hidden_size = config.hidden_size
         self.sequence_multiple = size_of(build.token_group)
-        self.embedding = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, config=parallel, group=group, init=build.init
-        )
-        self.positions = self.make_positions(build)
-        self.dropout = Dropout(config.dropout, group=build.token_group)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(
-                attention_norm=self.make_norm(build),
-                attention=self.make_attention(build),
-                mlp_norm=self.make_norm(build),
-                mlp=self.make_mlp(build),
-                dropout=Dropout(config.dropout, group=build.token_group),
-                recompute_all=build.recompute == "full",
+        self.embedding: VocabParallelEmbedding | None = None
+        self.positions: nn.Module | None = None
+        self.final_norm: nn.Module | None = None
+        self.head: OutputHead | None = None
+        # A last stage whose head is tied holds the table too, under its own name.
+        if stage.has_embedding or (stage.has_head and config.tie_embeddings):
+            self.embedding = VocabParallelEmbedding(
+                config.vocab_size, config.hidden_size, config=parallel, group=group, init=build.init
             )
-            for _ in range(config.num_layers)
+        if stage.has_embedding:
+            self.positions = self.make_positions(build)
+        self.dropout = Dropout(config.dropout, group=build.token_group)
+        self.blocks = nn.ModuleDict({str(number): self._make_block(build) for number in stage.blocks})
+        if stage.has_head:
+            self.final_norm = self.make_norm(build)
+            self.head = self._make_head(build)
+
+    def _make_block(self, build: Build) -> DecoderBlock:
+        return DecoderBlock(
+            attention_norm=self.make_norm(build),
+            attention=self.make_attention(build),
+            mlp_norm=self.make_norm(build),
+            mlp=self.make_mlp(build),
+            dropout=Dropout(build.config.dropout, group=build.token_group),
         )
-        self.final_norm = self.make_norm(build)
+
+    def _make_head(self, build: Build) -> OutputHead:
+        config = build.config
         projection = ColumnParallelLinear(
             config.hidden_size,
             config.vocab_size,
             False,
-            config=parallel,
-            group=group,
-            weight=self.embedding.weight if config.tie_embeddings else None,
-            shard=self.embedding.shards["weight"],
+            config=build.parallel,
+            group=build.group,
+            weight=self.embedding.weight if config.tie_embeddings and self.embedding is not None else None,
+            split=VOCABULARY,
             init=build.init,
         )
-        self.head = OutputHead(projection, vocab_size=config.vocab_size, group=group, token_group=build.token_group)
+        return OutputHead(projection, vocab_size=config.vocab_size, group=build.group, token_group=build.token_group)
 
     def make_positions(self, build: Build) -> nn.Module | None:
         """What adds positions to the embedding; None where attention knows them."""
@@ -105,25 +133,43 @@ class DecoderModel(nn.Module):
             With targets the mean loss, a scalar, in training with what the family adds to it; without, the logits
             `[B, S, V]`, or `[B, 1, V]` of the last token. All the same on all TP ranks.
         """
+        hidden = self.through_blocks(self.embed(tokens_BS, cache), cache)
+        return self.head_of(hidden, targets_BS, last_only=last_only)
+
+    def embed(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Hidden:
+        """The tokens' vectors, with their positions where these are learned. The first stage has this."""
+        assert self.embedding is not None
         sequence_length = tokens_BS.shape[1]
         tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % self.sequence_multiple))
-        start = 0
-        if cache is not None:
-            start = cache.length
-            cache.begin(sequence_length)
         x = self.embedding(tokens_SB)
         if self.positions is not None:
+            start = 0 if cache is None else cache.length
             x = x + self.positions(sequence_length, tokens_SB.shape[0], start=start)
-        x = self.dropout(x)
-        routings: list[Routing] = []
-        for block in self.blocks:
+        return Hidden(self.dropout(x), sequence_length)
+
+    def through_blocks(self, hidden: Hidden, cache: KeyValueCache | None = None) -> Hidden:
+        """Through the blocks that are here; in training the loss of their experts is added to what it was."""
+        if cache is not None:
+            cache.begin(hidden.sequence_length)
+        x, routings = hidden.states, []
+        for block in self.blocks.values():
             x, routing = block(x, cache)
-            routings += [routing] if routing is not None else []
+            routings += [] if routing is None else [routing]
         if cache is not None:
             cache.end()
-        x = self.final_norm(x)
+        loss = hidden.auxiliary_loss
+        if routings and self.training:
+            here = self.auxiliary_loss(routings, hidden.sequence_length)
+            loss = here if loss is None else loss + here
+        return Hidden(x, hidden.sequence_length, loss)
+
+    def head_of(self, hidden: Hidden, targets_BS: Tensor | None = None, *, last_only: bool = False) -> Tensor:
+        """The loss or the logits, as `forward` gives them. The last stage has this."""
+        assert self.final_norm is not None
+        assert self.head is not None
+        x = self.final_norm(hidden.states)
         if targets_BS is None:
             logits_of = self.head.last_logits if last_only else self.head.logits
-            return logits_of(x, sequence_length)
+            return logits_of(x, hidden.sequence_length)
         loss = self.head.loss(x, targets_BS)
-        return loss + self.auxiliary_loss(routings, sequence_length) if routings and self.training else loss
+        return loss if hidden.auxiliary_loss is None else loss + hidden.auxiliary_loss

@@ -20,6 +20,7 @@ class Mixtral(Llama3):
         """
         super().__init__(build)
         self.balance_coefficient = build.config.router_aux_loss_coefficient
+        self.num_layers = build.config.num_layers
         self.token_group = build.token_group
         self._balance: Balance | None = None
 
@@ -28,8 +29,8 @@ class Mixtral(Llama3):
         return build.experts()
 
     def auxiliary_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
-        """The load-balancing loss, weighted."""
-        here = balance(routings, sequence_length=sequence_length, group=self.token_group)
+        """The load-balancing loss of these layers, weighted."""
+        here = balance(routings, sequence_length=sequence_length, group=self.token_group, num_layers=self.num_layers)
         self._balance = here.detach() if self._balance is None else self._balance + here.detach()
         return self.balance_coefficient * here.loss
 

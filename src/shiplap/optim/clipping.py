@@ -1,15 +1,14 @@
 """The norm of the whole model's gradient, each parameter counted once, and clipping to it (Pascanu et al. 2013).
 
-A rank holds its shards of the divided parameters, and all of the others. So the squares of the shards are summed over
-the TP ranks, rows that several ranks hold counted by the first of them, those of whole parameters counted on one rank's
-behalf, and tied parameters come once.
+Of what several ranks hold, the first of them counts it: rows of shared heads, and parameters that are not divided.
 """
 
 import torch
 from torch import Tensor, nn
 
-from shiplap.dist.collectives import Group, all_reduce, rank_in, size_of
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.dist.collectives import Group, all_reduce
+from shiplap.tensor_parallel.parameters import named_placements
+from shiplap.tensor_parallel.placement import along_tp
 
 
 def gradient_norm(model: nn.Module, group: Group) -> Tensor:
@@ -20,18 +19,14 @@ def gradient_norm(model: nn.Module, group: Group) -> Tensor:
         group: the TP ranks, all of which must call this.
     """
     parameters = dict(model.named_parameters())
-    divided: list[Tensor] = []
-    whole: list[Tensor] = []
-    for name, shard in named_shards(model):
-        gradient = parameters[name].grad
-        if gradient is None:
-            continue
-        if shard is None:
-            whole.append(gradient)
-        else:
-            divided += shard.counted(gradient, rank_in(group), size_of(group))
-    squares = torch.nn.utils.get_total_norm(divided) ** 2
-    return (all_reduce(squares, group).wait() + torch.nn.utils.get_total_norm(whole) ** 2).sqrt()
+    counted = [
+        stretch
+        for name, placement in named_placements(model)
+        if (gradient := parameters[name].grad) is not None
+        for stretch in placement.counted(gradient, along_tp(group))
+    ]
+    norm = torch.nn.utils.get_total_norm(counted).to(next(model.parameters()).device)
+    return all_reduce(norm**2, group).wait().sqrt()
 
 
 def clip_gradients(model: nn.Module, *, max_norm: float, group: Group) -> Tensor:

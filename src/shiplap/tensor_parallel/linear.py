@@ -6,8 +6,6 @@
 | `RowParallelLinear` | `[O, I/R]` | `[O]` | `[S, …, I/R]` → `[S, …, O]` | `[S, …, I/R]` → `[S/R, …, O]` |
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.config.parallel import ModelParallelConfig
-from shiplap.dist.collectives import AnyGroup, Group, as_group, rank_in, size_of
+from shiplap.dist.collectives import AnyGroup, Group, as_group, size_of
 from shiplap.dist.environment import GlobalEnv
 from shiplap.dist.mappings import copy_to_all
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.tensor_parallel.function import ColumnPattern, RowPattern, parallel_linear
 from shiplap.tensor_parallel.gemm import DENSE, Gemm
-from shiplap.tensor_parallel.placement import Shard, shared_by, sum_shared_rows
+from shiplap.tensor_parallel.parameters import ByName, Init, PlacedModule, shared_split, sum_shared_rows
+from shiplap.tensor_parallel.placement import TP, Placement, Split
 
-Init = Callable[[Tensor], Tensor]
 normal_init: Init = partial(nn.init.normal_, std=0.02)
 
 
@@ -47,19 +45,6 @@ def resolve(config: ModelParallelConfig | None, given: AnyGroup) -> tuple[ModelP
     return config, group
 
 
-def new_shard(shard: Shard, group: Group, init: Init | None) -> nn.Parameter:
-    """This rank's shard of a parameter that is drawn whole, so that it is the same whatever the TP size.
-
-    All ranks must draw from equally seeded generators, in the same order. Without `init` the shard is left as memory
-    happens to be, for a loader to fill.
-    """
-    with torch.no_grad():
-        if init is None:
-            return nn.Parameter(torch.empty(shard.shard_shape(rank_in(group), size_of(group))))
-        full = init(torch.empty(shard.full_shape))
-        return nn.Parameter(shard.shard(full, rank_in(group), size_of(group)))
-
-
 def _require_divisible(what: str, size: int, num_ranks: int) -> None:
     if size % num_ranks:
         raise ValueError(f"{what} {size} is not divisible by the tensor-parallel size {num_ranks}.")
@@ -70,26 +55,23 @@ class Adapter(Protocol):
 
     Attributes:
         merged: whether it is in the layer's weight at the moment.
-        shards: how its parameters are divided.
-        shared: the division of the weight that gradients are for, where several ranks hold some of its rows.
+        shared: how the weight that gradients are for is divided, where several ranks hold some of its rows.
     """
 
     merged: bool
-    shards: dict[str, Shard]
-    shared: Shard | None
+    shared: Split | None
 
     def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Gemm]:
         """The input, the weight that gradients are for and the GEMM that the layer uses instead."""
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(PlacedModule):
     """`y = x Wᵀ + b`, its output features divided over the TP ranks.
 
     Attributes:
         weight: `[O/R, I]`.
         bias: `[O/R]` or None.
         plan: what overlaps, and how. Resolved here from the config; may be replaced.
-        shards: how the parameters are divided.
         adapter: beside the weight, or None; may be set.
     """
 
@@ -104,8 +86,8 @@ class ColumnParallelLinear(nn.Module):
         disable_tp_comm_pipeline: bool = False,
         skip_bias_add: bool = False,
         weight: nn.Parameter | None = None,
-        shard: Shard | None = None,
-        init: Init | None = normal_init,
+        split: Split | None = None,
+        init: Init | ByName = normal_init,
     ) -> None:
         """Make this rank's shard.
 
@@ -118,8 +100,8 @@ class ColumnParallelLinear(nn.Module):
             disable_tp_comm_pipeline: no pipelines here, of the forward all-gather or of dgrad; bulk overlap stays.
             skip_bias_add: return `(y, bias)` and leave the addition to the caller, who may fuse it.
             weight: an existing shard `[O/R, I]` to share, such as a tied embedding's.
-            shard: how the weight is divided along dim 0, where it is not simply in R equal parts; a bias likewise.
-            init: fills the full weight `[O, I]` in place and returns it; None: see `new_shard`.
+            split: how the weight is divided along dim 0, where it is not simply in R equal parts; a bias likewise.
+            init: fills the full weight `[O, I]` in place and returns it.
 
         Raises:
             ValueError: O is not divisible by the TP size, or a shared weight of another shape.
@@ -131,20 +113,20 @@ class ColumnParallelLinear(nn.Module):
         self.sequence_parallel = config.sequence_parallel
         self.adapter: Adapter | None = None
         self.skip_bias_add = skip_bias_add
-        self.shards: dict[str, Shard] = {}
+        if split is None and weight is None:
+            _require_divisible("out_features", out_features, size_of(self.group))
+        splits = {TP: split or Split()}
         if weight is None:
-            if shard is None:
-                _require_divisible("out_features", out_features, size_of(self.group))
-            self.shards["weight"] = shard or Shard(full_shape=(out_features, in_features))
-            weight = new_shard(self.shards["weight"], self.group, init)
+            placement = Placement(full_shape=(out_features, in_features), splits=splits)
+            weight = self.new_parameter("weight", placement, self.group, init)
         elif weight.shape[1] != in_features:
             raise ValueError(f"The shared weight takes {weight.shape[1]} input features, this layer {in_features}.")
         self.weight = weight
-        self._shared = shared_by(self.shards.get("weight"), self.group)
+        self._shared = shared_split(self.placements.get("weight"), self.group)
         self.bias: nn.Parameter | None = None
         if bias:
-            self.shards["bias"] = replace(shard or Shard(full_shape=(out_features,)), full_shape=(out_features,))
-            self.bias = new_shard(self.shards["bias"], self.group, nn.init.zeros_)
+            placement = Placement(full_shape=(out_features,), splits=splits)
+            self.bias = self.new_parameter("bias", placement, self.group, nn.init.zeros_)
 
     def forward(self, x: Tensor, gemm: Gemm = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:
         """`[S/R, …, I]` (without sequence parallelism `[S, …, I]`) to `[S, …, O/R]`; and the bias, if asked for.
@@ -158,21 +140,20 @@ class ColumnParallelLinear(nn.Module):
         if self.adapter is not None and not self.adapter.merged:
             x, weight, gemm = self.adapter.extend(x, weight)
             shared = self.adapter.shared
-        complete = None if shared is None else partial(sum_shared_rows, shard=shared, group=self.group)
+        complete = None if shared is None else partial(sum_shared_rows, split=shared, group=self.group)
         pattern = ColumnPattern(plan=self.plan, group=self.group, gemm=gemm, complete=complete)
         if self.skip_bias_add:
             return parallel_linear(x, weight, None, pattern), self.bias
         return parallel_linear(x, weight, self.bias, pattern)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(PlacedModule):
     """`y = x Wᵀ + b`, its input features divided over the TP ranks, whose partial products are summed.
 
     Attributes:
         weight: `[O, I/R]`.
         bias: `[O]`, equal on all ranks, or None.
         plan: what overlaps, and how. Resolved here from the config; may be replaced.
-        shards: how the parameters are divided.
         adapter: beside the weight, or None; may be set.
     """
 
@@ -185,7 +166,7 @@ class RowParallelLinear(nn.Module):
         config: ModelParallelConfig | None = None,
         group: AnyGroup = None,
         skip_bias_add: bool = False,
-        init: Init | None = normal_init,
+        init: Init | ByName = normal_init,
     ) -> None:
         """Make this rank's shard; the arguments are those of `ColumnParallelLinear`.
 
@@ -199,8 +180,8 @@ class RowParallelLinear(nn.Module):
         self.adapter: Adapter | None = None
         self.skip_bias_add = skip_bias_add
         _require_divisible("in_features", in_features, size_of(self.group))
-        self.shards = {"weight": Shard(full_shape=(out_features, in_features), dim=1)}
-        self.weight = new_shard(self.shards["weight"], self.group, init)
+        placement = Placement(full_shape=(out_features, in_features), splits={TP: Split(dim=1)})
+        self.weight = self.new_parameter("weight", placement, self.group, init)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def forward(self, x: Tensor, gemm: Gemm = DENSE) -> Tensor | tuple[Tensor, Tensor | None]:

@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.dist.collectives import Group, rank_in, size_of
+from shiplap.dist.collectives import Group
 from shiplap.dist.mappings import copy_to_all
 from shiplap.overlap.primitives import Rows
 from shiplap.tensor_parallel.gemm import Dims, cast_for_autocast, linear_dgrad, linear_forward, linear_wgrad
-from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, new_shard
-from shiplap.tensor_parallel.placement import Shard, shared_by
+from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.parameters import ByName, PlacedModule, shared_split
+from shiplap.tensor_parallel.placement import TP, Placement, Split, along_tp
 from shiplap.tensor_parallel.random import different_per_rank
 
 
@@ -127,7 +128,7 @@ class LowRankGemm:
             linear_wgrad(dy[..., p.outputs], x[..., p.down], out=out[p.up], add=add)
 
 
-class LowRankAdapter(nn.Module):
+class LowRankAdapter(PlacedModule):
     """The two factors beside the frozen weight of one layer; set as that layer's `adapter`.
 
     Attributes:
@@ -135,8 +136,7 @@ class LowRankAdapter(nn.Module):
         up: B, 0 at first.
         scale: s.
         merged: whether the factors' product is in the layer's weight at the moment.
-        shards: how the factors are divided.
-        shared: the division of `up`, where several ranks hold some of its rows.
+        shared: how `up` is divided, where several ranks hold some of its rows.
     """
 
     def __init__(
@@ -147,43 +147,36 @@ class LowRankAdapter(nn.Module):
         rank: int,
         scale: float,
         dropout: float = 0.0,
-        draw: bool = True,
     ) -> None:
-        """Make this rank's shard of the factors. The layer's own parameters are left as they are.
+        """Make this rank's part of the factors, which are drawn by name. The layer's own parameters stay as they are.
 
         Args:
-            layer: the layer, whose weight has a shard of its own (no tied one).
-            parts: the adapted parts, in order, each the blocks of the layer's shard that it consists of; by default one
-                part, the whole layer.
+            layer: the layer, whose weight is its own (no tied one).
+            parts: the adapted parts, in order, each the blocks of the layer's weight that it consists of; by default
+                one part, the whole layer.
             rank: r.
             scale: s.
             dropout: probability, of the input of A.
-            draw: whether factors are drawn; if not, they are left for a loader to fill.
         """
         super().__init__()
         self.scale, self.dropout, self.merged = scale, dropout, False
         self.is_column = isinstance(layer, ColumnParallelLinear)
         self.group = layer.group
         self.sequence_parallel = layer.sequence_parallel
-        whole = layer.shards["weight"]
-        num_outputs, num_inputs = whole.full_shape
-        down_init = _kaiming if draw else None
-        up_init = nn.init.zeros_ if draw else None
-        num_parts = len(parts) or 1
-        down_shape = (num_parts * rank, num_inputs)
-        if self.is_column:
-            blocks = tuple(whole.blocks[i] for part in parts for i in part)
-            num_rows = sum(block.size for block in blocks) if blocks else num_outputs
-            self.shards = {"up": Shard(full_shape=(num_rows, rank), blocks=blocks)}
-            self.down = new_shard(Shard(full_shape=down_shape), None, down_init)
-            self.up = new_shard(self.shards["up"], self.group, up_init)
-        else:
-            self.shards = {"down": Shard(full_shape=down_shape, dim=1)}
-            self.down = new_shard(self.shards["down"], self.group, down_init)
-            self.up = new_shard(Shard(full_shape=(num_outputs, rank)), None, up_init)
-        self.shared = shared_by(self.shards.get("up"), self.group)
+        weight = layer.placements["weight"]
+        split = weight.splits[TP]
+        num_outputs, num_inputs = weight.full_shape
+        blocks = tuple(split.blocks[i] for part in parts for i in part)
+        num_rows = sum(block.size for block in blocks) if blocks else num_outputs
+        of_down: dict[str, Split] = {} if self.is_column else {TP: split}
+        of_up: dict[str, Split] = {TP: Split(blocks=blocks)} if self.is_column else {}
+        down = Placement(full_shape=((len(parts) or 1) * rank, num_inputs), splits=of_down)
+        up = Placement(full_shape=(num_rows, rank), splits=of_up)
+        self.down = self.new_parameter("down", down, self.group, ByName(_kaiming))
+        self.up = self.new_parameter("up", up, self.group, ByName(nn.init.zeros_))
+        self.shared = shared_split(up, self.group)
         self.parts = (
-            _parts(whole, parts, rank=rank, group=self.group)
+            _parts(split, parts, rank=rank, group=self.group)
             if parts
             else (_Part(outputs=slice(None), up=slice(None), down=slice(0, rank), factors=slice(None)),)
         )
@@ -241,9 +234,10 @@ def _kaiming(x: Tensor) -> Tensor:
     return nn.init.kaiming_uniform_(x, a=sqrt(5))
 
 
-def _parts(whole: Shard, parts: Sequence[Sequence[int]], *, rank: int, group: Group) -> tuple[_Part, ...]:
+def _parts(split: Split, parts: Sequence[Sequence[int]], *, rank: int, group: Group) -> tuple[_Part, ...]:
     """Where each part's rows are on this rank."""
-    sizes = [len(part) for part in whole.ranges(rank_in(group), size_of(group))]
+    place = along_tp(group)[TP]
+    sizes = [len(block.range_of(place)) for block in split.blocks]
     found, up_start = [], 0
     for number, blocks in enumerate(parts):
         start, size = sum(sizes[: blocks[0]]), sum(sizes[i] for i in blocks)

@@ -1,17 +1,45 @@
-"""How one parameter is divided over the TP ranks: the one description that everything else reads.
+"""Where a rank's part of a parameter stands in the whole: the one description that everything else reads.
 
-A rank's shard is some ranges of the full parameter along one dim, one after the other. A fused parameter consists of
-blocks, each divided by itself: gate and up, say, so that a rank's product is `[gate | up]`; or all queries, all keys,
-all values, so that it is `[q | k | v]` of the rank's own heads.
+A placement says, for each axis of ranks that divides a parameter, how. From it follow the shape of a rank's part, its
+regions of the whole (as checkpoints need them), which of its elements other ranks hold as well, and so how gradients
+and norms are counted. Along an axis that does not divide it, all ranks hold the same.
+
+A fused parameter consists of blocks, each divided by itself: gate and up, say, so that a rank's product is
+`[gate | up]`; or all queries, all keys, all values, so that it is `[q | k | v]` of the rank's own heads.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shiplap.dist.collectives import Group, all_reduce, rank_in, receive, send, size_of
+from shiplap.dist.collectives import Group, rank_in, size_of
+
+TP = "tp"
+"""The axis along which layers are divided."""
+
+
+class Coordinate(NamedTuple):
+    """A rank's place along one axis.
+
+    Attributes:
+        rank: 0 … size - 1.
+        size: number of ranks along the axis.
+    """
+
+    rank: int
+    size: int
+
+
+Coordinates = Mapping[str, Coordinate]
+"""A rank's places, by the name of the axis."""
+
+
+def along_tp(group: Group) -> Coordinates:
+    """This rank's place among the TP ranks."""
+    return {TP: Coordinate(rank_in(group), size_of(group))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,182 +57,187 @@ class Block:
     size: int
     unit: int = 1
 
-    def range_of(self, rank: int, num_shards: int) -> range:
+    def range_of(self, place: Coordinate) -> range:
         """The rank's range of the stretch."""
         num_units = self.size // self.unit
-        start, stop = rank * num_units // num_shards, -(-(rank + 1) * num_units // num_shards)
+        start, stop = place.rank * num_units // place.size, -(-(place.rank + 1) * num_units // place.size)
         return range(start * self.unit, stop * self.unit)
 
-    def is_shared(self, num_shards: int) -> bool:
+    def is_shared(self, num_ranks: int) -> bool:
         """Whether some unit is held by several ranks."""
-        return self.size // self.unit % num_shards != 0
+        return self.size // self.unit % num_ranks != 0
+
+
+class Pair(NamedTuple):
+    """A range of a rank's part along one dim, and where it stands in what is divided."""
+
+    here: range
+    there: range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
-    """The division of one parameter.
+class Split:
+    """How the ranks along one axis divide one dim.
 
     Attributes:
-        full_shape: shape of the whole parameter.
-        dim: the dim that is divided.
-        blocks: the stretches of `dim` that are divided by themselves. By default the whole of it is split evenly, and
-            where R does not divide it, the last shards are filled up with zeros.
-        multiple: without `blocks`, the size of every shard along `dim` is a multiple of this.
+        dim: the dim.
+        blocks: the stretches of it that are divided by themselves. By default the whole of it is split evenly, and
+            where the number of ranks does not divide it, the last parts are filled up with zeros.
+        multiple: without `blocks`, the size of every part is a multiple of this.
     """
 
-    full_shape: tuple[int, ...]
     dim: int = 0
     blocks: tuple[Block, ...] = ()
     multiple: int = 1
 
-    def __post_init__(self) -> None:
-        """Check that the blocks make up the whole dim."""
-        size = self.full_shape[self.dim]
-        assert not self.blocks or sum(block.size for block in self.blocks) == size, (self.blocks, size)
+    def length(self, size: int, place: Coordinate) -> int:
+        """Size of the rank's part of a dim of this size, zeros included."""
+        if self.blocks:
+            return sum(len(block.range_of(place)) for block in self.blocks)
+        return -(-size // (place.size * self.multiple)) * self.multiple
 
-    def ranges(self, rank: int, num_shards: int) -> tuple[range, ...]:
-        """Where along `dim` of the whole parameter the rank's shard comes from, in order; zeros may follow."""
+    def pairs(self, size: int, place: Coordinate, *, owned: bool = False) -> Iterator[Pair]:
+        """Where the rank's part of a dim of this size comes from, in order; zeros may follow.
+
+        Args:
+            size: of the dim.
+            place: of the rank.
+            owned: leave out what an earlier rank holds as well.
+        """
         if not self.blocks:
-            rows, size = self._padded_rows(num_shards), self.full_shape[self.dim]
-            return (range(min(rank * rows, size), min((rank + 1) * rows, size)),)
-        starts = [sum(block.size for block in self.blocks[:i]) for i in range(len(self.blocks))]
-        return tuple(
-            range(start + part.start, start + part.stop)
-            for start, part in zip(starts, (block.range_of(rank, num_shards) for block in self.blocks), strict=True)
-        )
+            length = self.length(size, place)
+            there = range(min(place.rank * length, size), min((place.rank + 1) * length, size))
+            yield Pair(range(len(there)), there)
+            return
+        here = offset = 0
+        for block in self.blocks:
+            part = block.range_of(place)
+            held = 0
+            if owned and place.rank > 0:
+                held = max(block.range_of(Coordinate(place.rank - 1, place.size)).stop - part.start, 0)
+            yield Pair(range(here + held, here + len(part)), range(offset + part.start + held, offset + part.stop))
+            here, offset = here + len(part), offset + block.size
 
-    def shard_shape(self, rank: int, num_shards: int) -> tuple[int, ...]:
-        """Shape of the rank's shard."""
-        shape = [*self.full_shape]
-        shape[self.dim] = sum(map(len, self.ranges(rank, num_shards))) if self.blocks else self._padded_rows(num_shards)
-        return tuple(shape)
+    def is_shared(self, num_ranks: int) -> bool:
+        """Whether something is held by several ranks."""
+        return any(block.is_shared(num_ranks) for block in self.blocks)
 
-    def shard(self, full: Tensor, rank: int, num_shards: int) -> Tensor:
-        """Rank `rank`'s shard of the whole parameter."""
-        shard = full.new_zeros(self.shard_shape(rank, num_shards))
-        for here, there in self._copies(rank, num_shards):
-            _along(shard, self.dim, here).copy_(_along(full, self.dim, there))
-        return shard
-
-    def full(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole parameter from all ranks' shards, in rank order; what pads them is left out."""
-        full = shards[0].new_empty(self.full_shape)
-        for rank, shard in enumerate(shards):
-            self.place(full, shard, rank, len(shards))
-        return full
-
-    def place(self, full: Tensor, shard: Tensor, rank: int, num_shards: int) -> None:
-        """Copy a rank's shard to where it stands in the whole parameter; what pads it is left out."""
-        for here, there in self._copies(rank, num_shards):
-            _along(full, self.dim, there).copy_(_along(shard, self.dim, here))
-
-    def is_shared(self, num_shards: int) -> bool:
-        """Whether some part of the parameter is held by several ranks."""
-        return any(block.is_shared(num_shards) for block in self.blocks)
-
-    def counted(self, shard: Tensor, rank: int, num_shards: int) -> list[Tensor]:
-        """The parts of a rank's shard that no earlier rank holds: over all ranks every element comes once."""
-        if not self.is_shared(num_shards) or rank == 0:
-            return [shard]
-        parts = []
-        earlier = self.ranges(rank - 1, num_shards)
-        for (here, there), before in zip(self._copies(rank, num_shards), earlier, strict=True):
-            skipped = max(before.stop - there.start, 0)
-            parts.append(_along(shard, self.dim, range(here.start + skipped, here.stop)))
-        return parts
-
-    def shared_rows(self, rank: int, num_shards: int) -> tuple[list[tuple[range, range]], int]:
-        """Where the rank's shard of the blocks that are shared stands in those blocks put one after the other.
+    def shared(self, place: Coordinate) -> tuple[list[Pair], int]:
+        """Where the rank's part of the blocks that are shared stands in those blocks put one after the other.
 
         Returns:
-            Ranges of the shard, each with its range in the shared blocks; and the size of these along `dim`.
+            The pairs; and the size of these blocks together.
         """
-        copies, size = [], 0
-        for block, (here, _) in zip(self.blocks, self._copies(rank, num_shards), strict=True):
-            if block.is_shared(num_shards):
-                part = block.range_of(rank, num_shards)
-                copies.append((here, range(size + part.start, size + part.stop)))
+        pairs, here, size = [], 0, 0
+        for block in self.blocks:
+            part = block.range_of(place)
+            if block.is_shared(place.size):
+                pairs.append(Pair(range(here, here + len(part)), range(size + part.start, size + part.stop)))
                 size += block.size
-        return copies, size
-
-    def _padded_rows(self, num_shards: int) -> int:
-        return -(-self.full_shape[self.dim] // (num_shards * self.multiple)) * self.multiple
-
-    def _copies(self, rank: int, num_shards: int) -> Iterator[tuple[range, range]]:
-        """Ranges of the rank's shard, each with its range of the whole parameter."""
-        start = 0
-        for there in self.ranges(rank, num_shards):
-            yield range(start, start + len(there)), there
-            start += len(there)
+            here += len(part)
+        return pairs, size
 
 
-def _along(x: Tensor, dim: int, part: range) -> Tensor:
-    return x.narrow(dim, part.start, len(part))
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A box of a rank's part, and where it stands in the whole parameter: one slice for each dim.
 
-
-def named_shards(module: nn.Module) -> Iterator[tuple[str, Shard | None]]:
-    """Every parameter's name with its division, or None if every rank holds it whole. Shared ones come once."""
-    seen: set[int] = set()
-    for module_name, owner in module.named_modules():
-        shards: dict[str, Shard] = getattr(owner, "shards", {})
-        for name, parameter in owner.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield f"{module_name}.{name}" if module_name else name, shards.get(name)
-
-
-def shared_by(shard: Shard | None, group: Group) -> Shard | None:
-    """The division, where several of the ranks hold some rows; else None: each gradient is this rank's alone."""
-    return shard if shard is not None and shard.is_shared(size_of(group)) else None
-
-
-def sum_shared_rows(grad: Tensor, shard: Shard, group: Group) -> Tensor:
-    """Complete the gradient of the rows that several ranks hold, each of which has a part of it; in place.
-
-    Afterwards it is the same on all ranks that hold a row. One message, as large as all shared blocks.
-
-    Args:
-        grad: of this rank's shard, divided along dim 0.
-        shard: the division of the parameter.
-        group: the TP ranks, all of which must call this.
+    Attributes:
+        here: in the part.
+        there: in the whole.
     """
-    if not shard.is_shared(size_of(group)):
-        return grad
-    copies, num_rows = shard.shared_rows(rank_in(group), size_of(group))
-    shared = grad.new_zeros(num_rows, *grad.shape[1:])
-    for here, there in copies:
-        shared[there.start : there.stop] = grad[here.start : here.stop]
-    all_reduce(shared, group).wait()
-    for here, there in copies:
-        grad[here.start : here.stop] = shared[there.start : there.stop]
-    return grad
+
+    here: tuple[slice, ...]
+    there: tuple[slice, ...]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where in the whole it begins."""
+        return tuple(part.start for part in self.there)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(part.stop - part.start for part in self.there)
 
 
-@torch.no_grad()
-def gather_to_first(local: Tensor, shard: Shard | None, group: Group) -> Tensor | None:
-    """The whole of a divided tensor on the group's first rank, which receives one shard after the other.
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How one parameter is divided.
 
-    All ranks must call this alike. Only the first holds more than it did: the whole, and one shard.
-
-    Args:
-        local: this rank's shard.
-        shard: how the tensor is divided; None where every rank holds it whole.
-        group: the ranks; their shards may differ in size.
-
-    Returns:
-        The whole tensor, on the CPU; on other ranks than the first None.
+    Attributes:
+        full_shape: of the whole parameter.
+        splits: by the name of the axis; of two that divide the same dim, the second divides what the first leaves.
     """
-    if group is not None and group.rank > 0:
-        if shard is not None:
-            send(local.detach().contiguous(), 0, group).wait()
-        return None
-    if shard is None:
-        return local.detach().to("cpu", copy=True)
-    num_shards = 1 if group is None else group.size
-    whole = local.new_empty(shard.full_shape, device="cpu")
-    shard.place(whole, local, 0, num_shards)
-    if group is not None:
-        for rank in range(1, num_shards):
-            part = receive(local.new_empty(shard.shard_shape(rank, num_shards)), rank, group).wait()
-            shard.place(whole, part, rank, num_shards)
-    return whole
+
+    full_shape: tuple[int, ...]
+    splits: Mapping[str, Split] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the blocks of each split make up the dim."""
+        for split in self.splits.values():
+            size = self.full_shape[split.dim]
+            assert not split.blocks or sum(block.size for block in split.blocks) == size, (split, size)
+
+    def local_shape(self, at: Coordinates) -> tuple[int, ...]:
+        """Shape of a rank's part."""
+        shape = [*self.full_shape]
+        for axis, split in self.splits.items():
+            shape[split.dim] = split.length(shape[split.dim], at[axis])
+        return tuple(shape)
+
+    def regions(self, at: Coordinates) -> list[Region]:
+        """What a rank holds."""
+        return self._regions(at, owned=False)
+
+    def owned(self, at: Coordinates) -> list[Region]:
+        """What a rank holds and no earlier one does: over all ranks every element of the whole comes once."""
+        if any(place.rank > 0 for axis, place in at.items() if axis not in self.splits):
+            return []
+        return self._regions(at, owned=True)
+
+    def take(self, full: Tensor, at: Coordinates) -> Tensor:
+        """A rank's part of the whole parameter, as new memory."""
+        part = full.new_zeros(self.local_shape(at))
+        for region in self.regions(at):
+            part[region.here] = full[region.there]
+        return part
+
+    def put(self, full: Tensor, part: Tensor, at: Coordinates) -> None:
+        """Copy a rank's part to where it stands in the whole parameter; what pads it is left out."""
+        for region in self.regions(at):
+            full[region.there] = part[region.here]
+
+    def counted(self, part: Tensor, at: Coordinates) -> list[Tensor]:
+        """The stretches of a rank's part, such as its gradient, that count for this rank in a sum over all of them."""
+        return [part[region.here] for region in self.owned(at)]
+
+    def _regions(self, at: Coordinates, *, owned: bool) -> list[Region]:
+        dims = [self._pairs(dim, at, owned=owned) for dim in range(len(self.full_shape))]
+        return [
+            Region(here=tuple(_slice(p.here) for p in box), there=tuple(_slice(p.there) for p in box))
+            for box in product(*dims)
+        ]
+
+    def _pairs(self, dim: int, at: Coordinates, *, owned: bool) -> list[Pair]:
+        size = self.full_shape[dim]
+        pairs = [Pair(range(size), range(size))]
+        for axis, split in self.splits.items():
+            if split.dim == dim:
+                pairs = list(_within(pairs, split.pairs(size, at[axis], owned=owned)))
+                size = split.length(size, at[axis])
+        return pairs
+
+
+def _within(outer: list[Pair], inner: Iterable[Pair]) -> Iterator[Pair]:
+    """The pairs `inner`, which stand in what `outer` leaves, in the whole that `outer` stands in."""
+    for here, middle in inner:
+        for held, there in outer:
+            start, stop = max(middle.start, held.start), min(middle.stop, held.stop)
+            if start < stop:
+                to, source = here.start + start - middle.start, there.start + start - held.start
+                yield Pair(range(to, to + stop - start), range(source, source + stop - start))
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)

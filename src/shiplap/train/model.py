@@ -13,7 +13,7 @@ from shiplap.dist.collectives import Group
 from shiplap.lora import add_adapters, merged
 from shiplap.models.decoder import DecoderModel
 from shiplap.models.registry import build_model
-from shiplap.tensor_parallel.placement import named_shards
+from shiplap.tensor_parallel.parameters import named_placements
 from shiplap.train.folders import adapters_folder, is_save_due, step_folder
 from shiplap.train.setup import Setup
 
@@ -25,7 +25,6 @@ def make_model(setup: Setup, env: GlobalEnv) -> DecoderModel:
         AgreedError: on every rank, if any cannot read what it needs.
     """
     seed = setup.config.run.seed
-    torch.manual_seed(seed)
     model = _base(setup, env)
     if setup.adapters is not None:
         _adapt(model, setup, env)
@@ -39,7 +38,7 @@ def _base(setup: Setup, env: GlobalEnv) -> DecoderModel:
     options, parallel, group = setup.config.model, setup.config.parallel, env.group("tp")
     checkpoint = options.hf_checkpoint or options.llmc_filepath
     if checkpoint is None:
-        return build_model(setup.family, setup.model, parallel=parallel, group=group, recompute=options.recompute)
+        return build_model(setup.family, setup.model, parallel=parallel, group=group, seed=setup.config.run.seed)
     load = load_huggingface if options.hf_checkpoint else load_llmc
     with fail_together():
         model = load(
@@ -48,7 +47,6 @@ def _base(setup: Setup, env: GlobalEnv) -> DecoderModel:
             config=setup.model,
             parallel=parallel,
             group=group,
-            recompute=options.recompute,
         ).model
     return model
 
@@ -57,7 +55,7 @@ def _adapt(model: DecoderModel, setup: Setup, env: GlobalEnv) -> None:
     assert setup.adapters is not None
     path = setup.config.lora.lora_load_path
     if path is None:
-        add_adapters(model, setup.adapters)
+        add_adapters(model, setup.adapters, seed=setup.config.run.seed)
         return
     with fail_together():
         load_adapters(
@@ -73,10 +71,7 @@ def _adapt(model: DecoderModel, setup: Setup, env: GlobalEnv) -> None:
 def describe(setup: Setup, model: DecoderModel) -> str:
     """How large the model and a step are, in words."""
     parameters = dict(model.named_parameters())
-    sizes = {
-        name: parameters[name].numel() if shard is None else prod(shard.full_shape)
-        for name, shard in named_shards(model)
-    }
+    sizes = {name: prod(placement.full_shape) for name, placement in named_placements(model)}
     lines = [f"{setup.family}: {sum(sizes.values()):,} parameters, {setup.weights}"]
     if setup.adapters is not None:
         trained = sum(size for name, size in sizes.items() if parameters[name].requires_grad)

@@ -42,13 +42,14 @@ def train(family: str, config: TrainConfig) -> None:
                 claim_save_folders(config)
             folder = claim_run_folder(config.run.run_dir, family) if env.rank == 0 else None
         model = make_model(setup, env)
+        take_step = new_step(setup, model, env)
         reports: list[Report] = []
         if folder is not None:
             headline = f"{env.overview()}\n{describe(setup, model)}\n"
             headline += f"{_overlap_table(model, setup, env.layout)}run folder: {folder}"
             reports = open_reports(setup, folder, layout=env.layout, headline=headline)
         try:
-            _Run(setup=setup, env=env, model=model, reports=reports).loop()
+            _Run(setup=setup, env=env, model=model, take_step=take_step, reports=reports).loop()
         finally:
             for report in reports:
                 report.close()
@@ -69,7 +70,7 @@ def new_step(setup: Setup, model: DecoderModel, env: GlobalEnv) -> TrainStep:
     options = setup.config.optimizer
     return TrainStep(
         model=model,
-        replica=apply(model, env),
+        replica=apply(model, env, recompute=setup.config.model.recompute),
         optimizer=build_adamw(model, options, fused=env.device.type == "cuda"),
         options=options,
         dtype=setup.config.run.dtype,
@@ -90,14 +91,14 @@ class _Run:
     setup: Setup
     env: GlobalEnv
     model: DecoderModel
+    take_step: TrainStep
     reports: list[Report]
 
     def loop(self) -> None:
         """All steps, with validation losses and samples between them."""
-        take_step = new_step(self.setup, self.model, self.env)
         for step in range(self.setup.config.optimizer.num_iteration):
             started = time.perf_counter()
-            result = take_step(step, read_step(self.setup, step, self.env))
+            result = self.take_step(step, read_step(self.setup, step, self.env))
             seconds = time.perf_counter() - started
             exposed = result.exposed_tp_comm_ms
             percent = None if exposed is None else 0.1 * exposed / seconds

@@ -63,7 +63,7 @@ class HollowAdapter:
     def __init__(self, adapter: LowRankAdapter) -> None:
         """In the place of this one."""
         self._adapter = adapter
-        self.shards, self.shared = adapter.shards, adapter.shared
+        self.shared = adapter.shared
 
     def extend(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Gemm]:
         """As the adapter's, hollow."""

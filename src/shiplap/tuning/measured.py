@@ -22,10 +22,12 @@ Description = Mapping[str, Any]
 def describe(layer: ParallelLayer) -> Description:
     """What decides how fast a layer is, the same on all ranks."""
     module, experts = layer.module, layer.experts
-    shard = module.shards.get("weight")
+    placement = module.placements.get("weight")
     # Only a Column layer may share its weight, such as a tied embedding's, which is divided along dim 0.
     full = (
-        (module.weight.shape[0] * size_of(module.group), module.weight.shape[1]) if shard is None else shard.full_shape
+        (module.weight.shape[0] * size_of(module.group), module.weight.shape[1])
+        if placement is None
+        else placement.full_shape
     )
     return {
         "kind": layer.kind,

@@ -47,6 +47,8 @@ from shiplap.models.block import DecoderBlock
 from shiplap.models.build import Build
 from shiplap.models.decoder import DecoderModel
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.parameters import PlacedModule
+from shiplap.tensor_parallel.placement import TP
 from shiplap.tuning.alone import sharing, without_communication
 from shiplap.tuning.probe import ParallelLinear, Plan, Probe, Repeats, Stopwatch, Workload, slowest_rank
 
@@ -208,7 +210,7 @@ def attention_part(
         bias: whether the projections have one.
     """
     with torch.device("meta"):
-        module = Build(config=sizes, parallel=parallel, group=env.group("tp"), draw=False).attention(bias=bias)
+        module = Build(config=sizes, parallel=parallel, group=env.group("tp")).attention(bias=bias)
     return _new_part("attention", module, workload, env)
 
 
@@ -230,7 +232,7 @@ def mlp_part(
         kind: which of the two.
     """
     with torch.device("meta"):
-        module = Build(config=sizes, parallel=parallel, group=env.group("tp"), draw=False).mlp(kind)
+        module = Build(config=sizes, parallel=parallel, group=env.group("tp")).mlp(kind)
     return _new_part("mlp", module, workload, env)
 
 
@@ -243,7 +245,7 @@ def block_parts(model: DecoderModel, number: int, workload: Workload, env: Globa
         workload: what it is run on.
         env: this rank's place.
     """
-    skeleton = model.blocks[number]
+    skeleton = model.blocks[str(number)]
     assert isinstance(skeleton, DecoderBlock)
     block = with_memory(skeleton, env)
     second = "experts" if isinstance(block.mlp, MixtureOfExperts) else "mlp"
@@ -304,10 +306,11 @@ def with_memory(skeleton: _Module, env: GlobalEnv) -> _Module:
         if getattr(child, "group", None) is not None:
             # A skeleton knows only how many ranks there are.
             setattr(child, "group", env.group("tp"))  # noqa: B010 - mypy does not know which modules have one
-        shards = getattr(child, "shards", {})
+        placements = child.placements if isinstance(child, PlacedModule) else {}
         for name, parameter in child.named_parameters(recurse=False):
             # Ranks that share some heads have these alike; if all heads are alike, they surely are.
-            is_own = name in shards and not shards[name].is_shared(size)
+            split = placements[name].splits.get(TP) if name in placements else None
+            is_own = split is not None and not split.is_shared(size)
             generator = torch.Generator(env.device)
             generator.manual_seed(1000 * number + (1 + env.coordinate("tp") if is_own else 0))
             nn.init.normal_(parameter.detach(), std=0.02, generator=generator)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from shiplap.tensor_parallel.placement import along_tp
 from shiplap.tools.verify.cases import Case
 
 Tensors = dict[str, Tensor]
@@ -60,32 +61,34 @@ def new_column(case: Case, weight: Tensor, bias: Tensor | None, group: Group) ->
     """A column layer with the case's plan and this rank's shards of these parameters."""
     outputs, inputs = weight.shape
     config = _config(case, group)
-    layer = ColumnParallelLinear(inputs, outputs, bias is not None, config=config, group=group, init=None)
+    layer = ColumnParallelLinear(
+        inputs, outputs, bias is not None, config=config, group=group, init=lambda full: full.copy_(weight)
+    )
     layer.plan = case.plans.column
-    return _filled(case, layer, weight, bias)
+    return _with_bias(case, layer, bias)
 
 
 def new_row(case: Case, weight: Tensor, bias: Tensor | None, group: Group) -> RowParallelLinear:
     """A row layer, likewise."""
     outputs, inputs = weight.shape
     config = _config(case, group)
-    layer = RowParallelLinear(inputs, outputs, bias is not None, config=config, group=group, init=None)
+    layer = RowParallelLinear(
+        inputs, outputs, bias is not None, config=config, group=group, init=lambda full: full.copy_(weight)
+    )
     layer.plan = case.plans.row
-    return _filled(case, layer, weight, bias)
+    return _with_bias(case, layer, bias)
 
 
 def _config(case: Case, group: Group) -> ModelParallelConfig:
     return ModelParallelConfig(tensor_parallel_size=size_of(group), sequence_parallel=case.plans.sequence_parallel)
 
 
-def _filled(case: Case, layer: Layer, weight: Tensor, bias: Tensor | None) -> Layer:
-    """The layer with its shards of these parameters, on the device and in the dtype."""
-    rank, num_ranks = rank_in(layer.group), size_of(layer.group)
-    with torch.no_grad():
-        layer.weight.copy_(layer.shards["weight"].shard(weight, rank, num_ranks))
-        if layer.bias is not None and bias is not None:
-            shard = layer.shards.get("bias")
-            layer.bias.copy_(bias if shard is None else shard.shard(bias, rank, num_ranks))
+def _with_bias(case: Case, layer: Layer, bias: Tensor | None) -> Layer:
+    """The layer with its part of the bias, on the device and in the dtype."""
+    if layer.bias is not None and bias is not None:
+        placement = layer.placements.get("bias")
+        with torch.no_grad():
+            layer.bias.copy_(bias if placement is None else placement.take(bias, along_tp(layer.group)))
     return layer.to(case.device, case.parameter_dtype)
 
 

@@ -28,6 +28,7 @@ from shiplap.layers.norm import LayerNorm, RMSNorm
 from shiplap.layers.recompute import recompute
 from shiplap.models.block import DecoderBlock
 from shiplap.tensor_parallel.gemm import cast_for_autocast
+from shiplap.tensor_parallel.placement import TP
 from shiplap.tensor_parallel.random import different_per_rank
 from shiplap.tools.bench.peers.peer import Copied
 from shiplap.tuning.alone import sharing
@@ -47,8 +48,7 @@ class DTensorPeer:
             return "no adapters in this comparison"
         size = part.env.layout.size("tp")
         for layer in part.layers.values():
-            shard = layer.module.shards["weight"]
-            if shard.is_shared(size):
+            if layer.module.placements["weight"].splits[TP].is_shared(size):
                 return f"cannot share key-value heads, which TP {size} does not divide"
         return None
 
@@ -95,14 +95,15 @@ class _Making:
         if isinstance(ours, GeluMLP | SwigluMLP):
             return _MLP(ours, self)
         assert isinstance(ours, DecoderBlock)
-        return DecoderBlock(
+        block = DecoderBlock(
             attention_norm=_Norm(ours.attention_norm, self),
             attention=_Attention(ours.attention, self),
             mlp_norm=_Norm(ours.mlp_norm, self),
             mlp=_MLP(ours.mlp, self),
             dropout=sharing(ours.dropout),
-            recompute_all=ours.recompute_all,
         )
+        block.recompute_all = ours.recompute_all
+        return block
 
     def column(self, weight: nn.Parameter, bias: nn.Parameter | None, rows: slice = slice(None)) -> nn.Module:
         """A column-parallel product with these rows of this rank's weight."""
