@@ -5,7 +5,7 @@ Inputs are drawn in the dtype under test, so they are exact in float64, and what
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Literal
 
 import torch
@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
 from shiplap.dist.collectives import Group, rank_in, size_of
-from shiplap.overlap.plan import ColumnPlan, RowPlan
+from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.tensor_parallel.placement import along_tp
+from tests.cases.pairwise import pairwise
 from tests.cases.plans import column_plans, row_plans
 from tests.cases.switches import topologies
 
@@ -231,33 +232,76 @@ def _compare(case: Case, got: dict[str, Tensor | None], expected: dict[str, Tens
     return failures
 
 
-def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
-    """Every topology and switch × bias × which of x, W, b need a gradient."""
-    needs: list[tuple[bool, bool, bool]] = list(product((False, True), (False, True), (False, True)))
-    cases = []
+def of_switches(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Every topology and combination of switches that gives a layer a plan of its own: it sees nothing else of them."""
+    cases: dict[Any, Case] = {}
     for config in topologies(num_ranks):
-        for bias, need in product((True, False), needs):
-            if not bias and need[2]:
-                continue
-            case = Case(kind="row", config=config, dtype=dtype, bias=bias, needs=need, device=device)
-            cases.append(case)
-            for disable in (False, True):
-                cases.append(replace(case, kind="column", disable_pipeline=disable))
-    return cases
+        row = Case(kind="row", config=config, dtype=dtype, device=device)
+        cases.setdefault((config.sequence_parallel, row_plan(config)), row)
+        for disable in (False, True):
+            column = replace(row, kind="column", disable_pipeline=disable)
+            cases.setdefault((config.sequence_parallel, column_plan(config, disable_pipeline=disable)), column)
+    return list(cases.values())
 
 
-def replaced_plans(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
-    """Plans that no switch makes, with a frozen weight or input and accumulation too."""
+def of_replaced_plans(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Plans that no switch makes."""
+    if num_ranks == 1:
+        return []
     config = ModelParallelConfig(tensor_parallel_size=num_ranks, sequence_parallel=True)
-    needs = ((True, True, True), (True, False, True), (False, True, False))
-    modes: tuple[Mode, ...] = ("plain", "main_grad")
     plans: list[tuple[Kind, ColumnPlan | RowPlan]] = [
         *(("column", plan) for plan in column_plans(num_ranks)),
         *(("row", plan) for plan in row_plans(num_ranks)),
     ]
+    return [Case(kind=kind, config=config, dtype=dtype, plan=plan, device=device) for kind, plan in plans]
+
+
+NEEDS: list[tuple[bool, tuple[bool, bool, bool]]] = [
+    (bias, (x, weight, needs_bias))
+    for bias, x, weight, needs_bias in product((True, False), repeat=4)
+    if bias or not needs_bias
+]
+"""Whether there is a bias, and which of x, W, b need a gradient."""
+
+
+def names_of_modes(dtype: torch.dtype) -> tuple[Mode, ...]:
+    """But `plain`; autocast starts from float32."""
+    modes: tuple[Mode, ...] = ("no_grad", "reentrant", "non_reentrant", "main_grad", "skip_bias_add")
+    return (*modes, "autocast") if dtype == torch.float32 else modes
+
+
+SETTINGS_OF_A_PLAN = 3
+
+
+def every_kind(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Every plan, of switches and replaced, with some of the settings; the next plan goes on where the last one ended.
+
+    The settings are a table in which every pair of a mode, a bias and what needs a gradient comes, so the plans of one
+    method, together, meet all of it.
+    """
+    settings = pairwise({"mode": ("plain", *names_of_modes(dtype)), "bias_and_needs": NEEDS})
+    plans = [*of_switches(num_ranks, dtype, device), *of_replaced_plans(num_ranks, dtype, device)]
+    repeats = SETTINGS_OF_A_PLAN if num_ranks > 1 else len(settings)
+    turns = zip((plan for plan in plans for _ in range(repeats)), cycle(settings), strict=False)
     return [
-        Case(kind=kind, config=config, dtype=dtype, needs=need, mode=mode, plan=plan, device=device)
-        for (kind, plan), need, mode in product(plans, needs, modes)
+        replace(plan, mode=setting["mode"], bias=setting["bias_and_needs"][0], needs=setting["bias_and_needs"][1])
+        for plan, setting in turns
+    ]
+
+
+def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Every plan of the switches × bias × which of x, W, b need a gradient."""
+    cases = of_switches(num_ranks, dtype, device)
+    return [replace(case, bias=bias, needs=needs) for case, (bias, needs) in product(cases, NEEDS)]
+
+
+def replaced_plans(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
+    """Plans that no switch makes, with a frozen weight or input and accumulation too."""
+    needs = ((True, True, True), (True, False, True), (False, True, False))
+    modes: tuple[Mode, ...] = ("plain", "main_grad")
+    return [
+        replace(case, needs=need, mode=mode)
+        for case, need, mode in product(of_replaced_plans(num_ranks, dtype, device), needs, modes)
         if mode == "plain" or need == (True, True, True)
     ]
 
@@ -267,12 +311,9 @@ def modes(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
     all_topologies = list(topologies(num_ranks))
     chosen = [*all_topologies[:2], all_topologies[-1]]
     kinds: tuple[Kind, ...] = ("column", "row")
-    names: tuple[Mode, ...] = ("no_grad", "reentrant", "non_reentrant", "main_grad", "skip_bias_add")
-    if dtype == torch.float32:
-        names += ("autocast",)
     return [
         Case(kind=kind, config=config, dtype=dtype, bias=bias, needs=need, mode=mode, device=device)
         for kind, config, bias, mode, need in product(
-            kinds, chosen, (True, False), names, ((True, True, True), (True, False, True))
+            kinds, chosen, (True, False), names_of_modes(dtype), ((True, True, True), (True, False, True))
         )
     ]

@@ -30,7 +30,7 @@ def chains(num_ranks: int) -> list[str]:
     return failures
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.full)])
 def test_shared_weights_residuals_and_accumulation(ranks: Callable[[int], RankPool], num_ranks: int) -> None:
     for failures in ranks(num_ranks).run(chains, num_ranks):
         assert not failures, "\n".join(failures[:5])
@@ -54,7 +54,7 @@ def embed(num_ranks: int, sequence_parallel: bool, vocab_size: int) -> tuple[tor
 
 @pytest.mark.parametrize("vocab_size", [16, 13, 3])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("num_ranks", [2, 8])
+@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.full)])
 def test_embedding_matches_the_whole_table(
     ranks: Callable[[int], RankPool], num_ranks: int, sequence_parallel: bool, vocab_size: int
 ) -> None:
@@ -84,7 +84,7 @@ def cross_entropy(num_ranks: int, logits: torch.Tensor, targets: torch.Tensor) -
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @pytest.mark.parametrize("vocab_size", [16, 11, 3])
-@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.full)])
 def test_cross_entropy_matches_the_whole_vocabulary(
     ranks: Callable[[int], RankPool], num_ranks: int, vocab_size: int, scale: float
 ) -> None:

@@ -30,23 +30,36 @@ def run_cases(num_ranks: int, dtype: torch.dtype, which: str, device: str = "cpu
     return len(cases), failures
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_methods_that_no_switch_chooses(ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype) -> None:
-    for num_cases, failures in ranks(num_ranks).run(run_cases, num_ranks, dtype, "replaced_plans"):
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def check(pool: RankPool, dtype: torch.dtype, which: str) -> None:
+    for num_cases, failures in pool.run(run_cases, pool.num_ranks, dtype, which):
         assert num_cases > 20
         assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])
 
 
+@DTYPES
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_every_plan_matches_float64(ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype) -> None:
+    check(ranks(num_ranks), dtype, "every_kind")
+
+
+@pytest.mark.full
+@DTYPES
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_methods_that_no_switch_chooses(ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype) -> None:
+    check(ranks(num_ranks), dtype, "replaced_plans")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("which", ["matrix", "modes"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_output_and_every_gradient_match_float64(
     ranks: Callable[[int], RankPool], num_ranks: int, dtype: torch.dtype, which: str
 ) -> None:
-    for num_cases, failures in ranks(num_ranks).run(run_cases, num_ranks, dtype, which):
-        assert num_cases > 20
-        assert not failures, f"{len(failures)} of {num_cases}:\n" + "\n".join(failures[:5])
+    check(ranks(num_ranks), dtype, which)
 
 
 def delayed_cases(num_ranks: int, dtype: torch.dtype) -> tuple[int, list[str]]:
@@ -71,7 +84,7 @@ def delayed_cases(num_ranks: int, dtype: torch.dtype) -> tuple[int, list[str]]:
         return run_cases(num_ranks, dtype, "replaced_plans")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_methods_match_float64_whoever_is_late(ranks: Callable[[int], RankPool], num_ranks: int) -> None:
     for num_cases, failures in ranks(num_ranks).run(delayed_cases, num_ranks, torch.float32):
         assert num_cases > 20

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shiplap.config import ModelParallelConfig
+from shiplap.parallel import Recompute
 from tests.cases import feature_chunks, linear, lora, models
 
 pytestmark = pytest.mark.gpu(1)
@@ -35,7 +36,7 @@ def test_output_and_every_gradient_match_float64(dtype: torch.dtype, which: str)
 @pytest.mark.parametrize(
     ("family", "dtype"), [(name, dtype) for name in models.CONFIGS for dtype in models.dtypes(name)]
 )
-def test_models_match_float64(family: str, dtype: torch.dtype, recompute: str) -> None:
+def test_models_match_float64(family: str, dtype: torch.dtype, recompute: Recompute) -> None:
     failures = models.check(family, ModelParallelConfig(), None, recompute=recompute, dtype=dtype, device="cuda")
     assert not failures, "\n".join(failures)
 

@@ -10,8 +10,6 @@ from functools import cache
 from math import exp, inf, log, sqrt
 from statistics import NormalDist, median
 
-import torch
-
 Samples = Mapping[str, Sequence[float]]
 """Milliseconds of each way, a value a round; those that dropped out have fewer."""
 DOUBT = 0.05
@@ -32,9 +30,8 @@ def typical(factors: Sequence[float]) -> float:
 
     That is the estimate of Hodges and Lehmann (1963), of logarithms; each value is paired with itself, too.
     """
-    logs = torch.tensor([log(factor) for factor in factors], dtype=torch.float64)
-    rows, columns = torch.triu_indices(len(logs), len(logs))
-    return exp(float((0.5 * (logs[rows] + logs[columns])).quantile(0.5)))
+    logs = [log(factor) for factor in factors]
+    return exp(median([0.5 * (one + other) for i, one in enumerate(logs) for other in logs[i:]]))
 
 
 def clearly_above(factors: Sequence[float], bound: float, *, doubt: float = DOUBT) -> bool:
