@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from shiplap import ModelParallelConfig
 from shiplap.config import TransformerConfig
-from shiplap.config.presets import preset
+from shiplap.families import preset
 from shiplap.generation import generate
 from shiplap.generation.options import SamplingOptions
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import build_model
 
 Writer = Callable[[], Iterator[list[int | None]]]
 

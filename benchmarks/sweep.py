@@ -41,7 +41,6 @@ from shiplap import GlobalEnv, ModelParallelConfig, destroy_all_env, init_all_en
 from shiplap.config import TransformerConfig
 from shiplap.dist.launch import joined_world
 from shiplap.inspection.layers import ParallelLayer
-from shiplap.layers.mlp import GeluMLP
 from shiplap.tools.bench.peers import PEERS, seat
 from shiplap.tuning.candidates import Plan, candidates, sequential_plan, with_fields
 from shiplap.tuning.measured import Conditions, MeasuredPass, MeasuredPlan
@@ -108,7 +107,7 @@ def make_part(shape: Shape, parallel: ModelParallelConfig, env: GlobalEnv) -> Pa
     )
     workload = Workload(sequence=shape.sequence, batch=1, dtype="float32")
     if shape.part == "mlp":
-        return mlp_part(sizes, parallel, workload, env, kind=GeluMLP)
+        return mlp_part(sizes, parallel, workload, env, feed_forward="gelu")
     return attention_part(sizes, parallel, workload, env)
 
 

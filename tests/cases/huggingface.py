@@ -9,7 +9,7 @@ from torch import Tensor
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.checkpoint import load_huggingface, save_huggingface
 from shiplap.config import UserError
-from shiplap.models.stored import Stored, huggingface_names
+from shiplap.families import Stored, huggingface_names
 from tests.cases.models import full_parameters
 from tests.cases.switches import everything_on
 

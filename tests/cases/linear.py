@@ -17,7 +17,7 @@ from shiplap import ColumnParallelLinear, ModelParallelConfig, RowParallelLinear
 from shiplap.dist.collectives import Group, rank_in, size_of
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
 from shiplap.tensor_parallel.placement import along_tp
-from tests.cases.pairwise import pairwise
+from tests.cases.pairwise import Setting, pairwise
 from tests.cases.plans import column_plans, row_plans
 from tests.cases.switches import topologies
 
@@ -270,7 +270,7 @@ def names_of_modes(dtype: torch.dtype) -> tuple[Mode, ...]:
     return (*modes, "autocast") if dtype == torch.float32 else modes
 
 
-SETTINGS_OF_A_PLAN = 3
+SETTINGS_OF_A_PLAN = 4
 
 
 def every_kind(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
@@ -279,7 +279,7 @@ def every_kind(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
     The settings are a table in which every pair of a mode, a bias and what needs a gradient comes, so the plans of one
     method, together, meet all of it.
     """
-    settings = pairwise({"mode": ("plain", *names_of_modes(dtype)), "bias_and_needs": NEEDS})
+    settings = pairwise({"mode": ("plain", *names_of_modes(dtype)), "bias_and_needs": NEEDS}, _gets_backward)
     plans = [*of_switches(num_ranks, dtype, device), *of_replaced_plans(num_ranks, dtype, device)]
     repeats = SETTINGS_OF_A_PLAN if num_ranks > 1 else len(settings)
     turns = zip((plan for plan in plans for _ in range(repeats)), cycle(settings), strict=False)
@@ -287,6 +287,12 @@ def every_kind(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:
         replace(plan, mode=setting["mode"], bias=setting["bias_and_needs"][0], needs=setting["bias_and_needs"][1])
         for plan, setting in turns
     ]
+
+
+def _gets_backward(setting: Setting) -> bool:
+    """PyTorch's reentrant checkpoint runs no backward where its input needs no gradient."""
+    _, (x_needs_it, _, _) = setting["bias_and_needs"]
+    return bool(x_needs_it or setting["mode"] != "reentrant")
 
 
 def matrix(num_ranks: int, dtype: torch.dtype, device: str) -> list[Case]:

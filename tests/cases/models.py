@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.config.model import RopeScaling
 from shiplap.dist.collectives import Group
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import build_model
 from shiplap.parallel import Recompute, apply_recompute
 from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
 from shiplap.tensor_parallel.placement import Placement, along_tp

@@ -47,7 +47,7 @@ class RankPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "shiplap", "shiplap.models.registry"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "shiplap", "shiplap.models.decoder"])
         self._folder = tempfile.TemporaryDirectory(prefix="shiplap-ranks-")
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.num_ranks):

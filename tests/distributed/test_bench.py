@@ -20,7 +20,6 @@ from shiplap import destroy_all_env, init_all_env
 from shiplap.config import ModelOptions, ModelParallelConfig, RunOptions, TrainConfig, TransformerConfig
 from shiplap.dist import GlobalEnv, collectives
 from shiplap.inspection.meta_model import skeleton
-from shiplap.layers.mlp import GeluMLP
 from shiplap.overlap.registry import SEQUENTIAL
 from shiplap.tools.bench.peers import PEERS, PeerStep, seat
 from shiplap.tools.bench.peers.peer import differences
@@ -64,7 +63,7 @@ def all_parts(env: GlobalEnv, dtype: str) -> dict[str, Part]:
         "attention": attention_part(SIZES, env.config, workload, env),
         "attention, bias": attention_part(SIZES, env.config, workload, env, bias=True),
         "SwiGLU": mlp_part(SIZES, env.config, workload, env),
-        "GELU": mlp_part(SIZES, env.config, workload, env, kind=GeluMLP),
+        "GELU": mlp_part(SIZES, env.config, workload, env, feed_forward="gelu"),
     }
     cases: dict[str, dict[str, Any]] = {
         "gpt2": {"dropout": 0.1},

@@ -17,8 +17,7 @@ from shiplap.config.lora import LoraOptions
 from shiplap.inspection.meta_model import skeleton
 from shiplap.inspection.sites import sites_of_run
 from shiplap.lora import add_adapters
-from shiplap.models.decoder import DecoderModel
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import DecoderModel, build_model
 from shiplap.overlap.plan import RowPlan
 from shiplap.overlap.primitives import Method
 from shiplap.overlap.registry import REPLICATED

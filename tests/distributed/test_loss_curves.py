@@ -7,10 +7,10 @@ import pytest
 
 from shiplap import ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.config import DataOptions, OptimizerOptions
-from shiplap.config.presets import preset
 from shiplap.data import open_data
 from shiplap.dist.hooks import ExposedTime
-from shiplap.models.registry import build_model
+from shiplap.families import preset
+from shiplap.models.decoder import build_model
 from shiplap.optim import build_adamw
 from shiplap.train.step import TrainStep
 from tests.cases.switches import everything_on

@@ -12,7 +12,7 @@ import torch
 from shiplap import ColumnParallelLinear, ModelParallelConfig, destroy_all_env, init_all_env
 from shiplap.lora import Adapters, add_adapters, find_targets
 from shiplap.models.build import Stage
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import build_model
 from shiplap.overlap.plan import ColumnPlan, RowPlan
 from shiplap.parallel import Recompute
 from tests.cases import models

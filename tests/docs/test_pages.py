@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shiplap.checkpoint.sizes import sizes_of_run
 from shiplap.commands.options import parse_config
 from shiplap.config import TrainConfig
 from shiplap.config.parallel import ModelParallelConfig
@@ -50,7 +51,7 @@ def test_train_commands_have_flags_that_exist(command: str) -> None:
     family, *flags = shlex.split(command.split("shiplap train ", 1)[1])
     config = parse_config(TrainConfig, flags, prog="shiplap train", description="Train a model.")
     if config.model.hf_checkpoint is None:  # it is made by a command before
-        config.model.resolve(family).check_divisible_by(config.parallel.tensor_parallel_size)
+        sizes_of_run(config.model, family).check_divisible_by(config.parallel.tensor_parallel_size)
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.page}: {block.commands()[0]}")
@@ -98,8 +99,8 @@ def test_the_adapters_snippet_runs(tmp_path: Path) -> None:
     [snippet] = [block.text for block in blocks("python") if block.page == "finetuning.md"]
     (tmp_path / "adapt.py").write_text(
         "from shiplap import ModelParallelConfig\n"
-        "from shiplap.config.presets import preset\n"
-        "from shiplap.models.registry import build_model\n"
+        "from shiplap.families import preset\n"
+        "from shiplap.models.decoder import build_model\n"
         'config = preset("llama3", "llama3-debug")\n'
         'model = build_model("llama3", config, parallel=ModelParallelConfig(), group=None, seed=0)\n'
         f"{snippet}"

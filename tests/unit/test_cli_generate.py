@@ -17,7 +17,7 @@ from shiplap import ModelParallelConfig
 from shiplap.checkpoint import save_huggingface
 from shiplap.commands.main import main
 from shiplap.config import TransformerConfig
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import build_model
 
 Command = Callable[[str], tuple[int, str, str]]
 SPEED = r"prompt: \d+ tokens in \d+\.\d\d s \(\d+\.\d tokens/s\); then \d+ tokens in \d+\.\d\d s \(\d+\.\d tokens/s\)\n"

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from shiplap.checkpoint.sizes import sizes_of_run
 from shiplap.config import (
     DataOptions,
     ModelOptions,
@@ -14,7 +15,7 @@ from shiplap.config import (
     TransformerConfig,
     UserError,
 )
-from shiplap.config.presets import PRESETS, preset
+from shiplap.families import preset
 
 
 @pytest.mark.parametrize(
@@ -44,12 +45,12 @@ def test_topology_that_cannot_work_is_refused_by_its_flag(sizes: dict[str, int],
         (lambda: OptimizerOptions(learning_rate=-1.0), ["--learning-rate", "-1.0"]),
         (lambda: OptimizerOptions(adam_beta2=1.0), ["--adam-beta2", "1.0"]),
         (lambda: RunOptions(nproc=0), ["--nproc", "0"]),
-        (lambda: ModelOptions(preset="gpt5").resolve("gpt2"), ["--preset gpt5", "gpt2-124m"]),
-        (lambda: ModelOptions(hidden_size=100).resolve("gpt2"), ["--hidden-size 100", "--num-attention-heads 8"]),
-        (lambda: ModelOptions(num_key_value_heads=3).resolve("llama3"), ["--num-attention-heads 8", "heads 3"]),
-        (lambda: ModelOptions(preset="gpt2-124m").resolve("llama3"), ["--preset gpt2-124m", "llama3-8b"]),
-        (lambda: ModelOptions(dropout=1.0).resolve("gpt2"), ["--dropout", "1.0"]),
-        (lambda: ModelOptions(num_layers=0).resolve("gpt2"), ["--num-layers", "0"]),
+        (lambda: sizes_of_run(ModelOptions(preset="gpt5"), "gpt2"), ["--preset gpt5", "gpt2-124m"]),
+        (lambda: sizes_of_run(ModelOptions(hidden_size=100), "gpt2"), ["--hidden-size 100", "--num-attention-heads 8"]),
+        (lambda: sizes_of_run(ModelOptions(num_key_value_heads=3), "llama3"), ["--num-attention-heads 8", "heads 3"]),
+        (lambda: sizes_of_run(ModelOptions(preset="gpt2-124m"), "llama3"), ["--preset gpt2-124m", "llama3-8b"]),
+        (lambda: sizes_of_run(ModelOptions(dropout=1.0), "gpt2"), ["--dropout", "1.0"]),
+        (lambda: sizes_of_run(ModelOptions(num_layers=0), "gpt2"), ["--num-layers", "0"]),
     ],
 )
 def test_options_that_cannot_work_are_refused_by_their_flag(options: object, named: list[str]) -> None:
@@ -67,7 +68,7 @@ def test_options_that_cannot_work_are_refused_by_their_flag(options: object, nam
     ],
 )
 def test_a_model_that_tp_does_not_divide_is_refused_with_both_numbers(override: dict[str, int], flag: str) -> None:
-    model = ModelOptions(**override).resolve("gpt2")  # type: ignore[arg-type]
+    model = sizes_of_run(ModelOptions(**override), "gpt2")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"{flag} is not divisible by --tensor-parallel 2"):
         model.check_divisible_by(2)
 
@@ -81,7 +82,7 @@ def test_the_total_batch_is_reached_by_accumulation_or_refused() -> None:
 
 
 def test_overrides_change_the_preset_and_nothing_else() -> None:
-    model = ModelOptions(preset="gpt2-124m", num_layers=2, dropout=0.1).resolve("gpt2")
+    model = sizes_of_run(ModelOptions(preset="gpt2-124m", num_layers=2, dropout=0.1), "gpt2")
     assert model == dataclasses.replace(preset("gpt2", "gpt2-124m"), num_layers=2, dropout=0.1)
 
 
@@ -136,7 +137,7 @@ def test_every_option_says_what_it_is_for() -> None:
 
 
 def test_configs_are_frozen_and_keyword_only() -> None:
-    for config in (ModelParallelConfig(), TrainConfig(), PRESETS["gpt2"]["gpt2-debug"]()):
+    for config in (ModelParallelConfig(), TrainConfig(), preset("gpt2", "gpt2-debug")):
         assert isinstance(config, ModelParallelConfig | TrainConfig | TransformerConfig)
         with pytest.raises(dataclasses.FrozenInstanceError):
             config.seed = 1  # type: ignore[union-attr]

@@ -10,9 +10,9 @@ import pytest
 import transformers
 
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.huggingface import read_config, to_huggingface
 from shiplap.config.model import RopeScaling
-from shiplap.config.presets import PRESETS, preset
+from shiplap.families import FAMILIES, preset
+from shiplap.families.config_json import read_config, to_huggingface
 
 # As published.
 GPT2 = {
@@ -308,7 +308,9 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
         read_config(str(tmp_path), None)
 
 
-@pytest.mark.parametrize(("family", "name"), [(family, name) for family in PRESETS for name in PRESETS[family]])
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family in FAMILIES for name in FAMILIES[family].presets]
+)
 def test_what_is_written_reads_the_same_here_and_in_transformers(tmp_path: Path, family: str, name: str) -> None:
     config = replace(preset(family, name), dropout=0.25 if family == "gpt2" else 0.0)
     (tmp_path / "config.json").write_text(json.dumps(to_huggingface(family, config, dtype="bfloat16")))

@@ -15,8 +15,8 @@ from torch import Tensor
 from shiplap.checkpoint import check_huggingface, load_huggingface, save_huggingface, write_huggingface
 from shiplap.commands.main import main
 from shiplap.config import ModelParallelConfig, TransformerConfig, UserError
-from shiplap.config.huggingface import read_config
-from shiplap.models.registry import build_model
+from shiplap.families.config_json import read_config
+from shiplap.models.decoder import build_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 257,

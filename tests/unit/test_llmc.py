@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shiplap.checkpoint.llmc import LlmcFiles
+from shiplap.checkpoint.llmc_header import read_llmc_header
 from shiplap.commands.main import main
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.llmc import read_llmc_header
 from shiplap.config.model import RopeScaling
 from tests.cases import llmc
 

@@ -13,7 +13,7 @@ from shiplap.checkpoint import read_adapters
 from shiplap.commands.main import main
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.lora import LoraOptions
-from shiplap.config.presets import preset
+from shiplap.families import preset
 from shiplap.lora import Adapters, find_targets
 from shiplap.lora.targets import module_names
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shiplap.config import ModelParallelConfig, OptimizerOptions, TransformerConfig
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import build_model
 from shiplap.optim import build_adamw, clip_gradients, learning_rate_at, set_learning_rate
 
 OPTIONS = OptimizerOptions(num_iteration=110, learning_rate=1.0, warmup_iteration=9, min_learning_rate=0.1)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from shiplap.config import ModelParallelConfig
-from shiplap.config.presets import preset
-from shiplap.models.registry import build_model
+from shiplap.families import preset
+from shiplap.models.decoder import build_model
 from shiplap.tensor_parallel.parameters import named_placements
 from shiplap.tensor_parallel.placement import TP, Block, Coordinate, Coordinates, Placement, Split
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from shiplap.checkpoint.huggingface import INDEX_FILE, SINGLE_FILE
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.huggingface import CONFIG_FILE, to_huggingface
 from shiplap.config.json_fields import read_json_object
 from shiplap.dist.collectives import Group
-from shiplap.models.stored import Stored, huggingface_names
+from shiplap.families import Stored, huggingface_names
+from shiplap.families.config_json import CONFIG_FILE, to_huggingface
 from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
 
 MAX_FILE_BYTES = 5 * 10**9

@@ -9,20 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shiplap.checkpoint.llmc_header import read_llmc_header
 from shiplap.checkpoint.load import load_weights
 from shiplap.checkpoint.pretrained import LoadedModel
 from shiplap.config import ModelParallelConfig, TransformerConfig
-from shiplap.config.llmc import read_llmc_header
 from shiplap.dist.collectives import Group
-from shiplap.models.registry import build_model
-from shiplap.models.stored_llmc import llmc_names
+from shiplap.families import llmc_names
+from shiplap.models.decoder import build_model
 
 
 class LlmcFiles:
     """The tensors of a model file, memory-mapped: only what is read is copied.
 
-    Of the format, which `shiplap.config.llmc` describes, two things do not show: the rows that pad an embedding are
-    left out, and the rows of queries and keys come in Hugging Face's order.
+    Of the format, which `shiplap.checkpoint.llmc_header` describes, two things do not show: the rows that pad an
+    embedding are left out, and the rows of queries and keys come in Hugging Face's order.
 
     Attributes:
         path: the file.
@@ -50,7 +50,7 @@ class LlmcFiles:
         self.dtype: torch.dtype = getattr(torch, header.dtype)
         self.shapes: Mapping[str, tuple[int, ...]] = {name: place.shape for name, place in header.tensors.items()}
         self._places = header.tensors
-        self._row_order = _half_split_order(header.config) if header.family == "llama3" else None
+        self._row_order = _half_split_order(header.config) if header.has_interleaved_heads else None
         with Path(path).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():

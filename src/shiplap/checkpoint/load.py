@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shiplap.config import UserError
 from shiplap.dist.collectives import Group
-from shiplap.models.stored import Stored
+from shiplap.families import Stored
 from shiplap.tensor_parallel.parameters import named_placements
 from shiplap.tensor_parallel.placement import along_tp
 

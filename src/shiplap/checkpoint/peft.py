@@ -13,6 +13,7 @@ from shiplap.checkpoint.safetensors_files import SafetensorsFiles
 from shiplap.config import TransformerConfig, UserError
 from shiplap.config.json_fields import JsonFields, read_json_object
 from shiplap.dist.collectives import Group
+from shiplap.families import huggingface_names
 from shiplap.lora import Adapters, add_adapters
 from shiplap.lora.targets import factor_names, module_names, module_of, stored_names, targets_of_modules
 from shiplap.tensor_parallel.parameters import gather_to_first, named_placements
@@ -171,7 +172,7 @@ def save_adapters(
         "lora_dropout": adapters.dropout,
         "target_modules": module_names(family, config, adapters.targets),
         "bias": "none",
-        "fan_in_fan_out": family == "gpt2",
+        "fan_in_fan_out": any(stored.transposed for stored in huggingface_names(family, config).values()),
         "inference_mode": True,
     }
     with whole_or_not_at_all(Path(directory)) as folder:

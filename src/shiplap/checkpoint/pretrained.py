@@ -10,11 +10,10 @@ import torch
 from shiplap.checkpoint.huggingface import HuggingFaceFiles
 from shiplap.checkpoint.load import check_tensors, full_shapes, load_weights
 from shiplap.config import ModelParallelConfig, TransformerConfig, UserError
-from shiplap.config.huggingface import read_config
 from shiplap.dist.collectives import Group
-from shiplap.models.decoder import DecoderModel
-from shiplap.models.registry import build_model
-from shiplap.models.stored import Stored, huggingface_names
+from shiplap.families import Stored, huggingface_names
+from shiplap.families.config_json import read_config
+from shiplap.models.decoder import DecoderModel, build_model
 from shiplap.tensor_parallel.parameters import named_placements
 from shiplap.tensor_parallel.placement import along_tp
 
@@ -27,7 +26,7 @@ class LoadedModel:
 
     Attributes:
         model: this rank's shard, on the CPU in float32.
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: sizes of the full model.
     """
 

@@ -12,9 +12,8 @@ from shiplap.checkpoint.llmc import LlmcFiles
 from shiplap.checkpoint.load import TensorFiles, check_tensors
 from shiplap.checkpoint.pretrained import check_tied, full_shapes_of, open_huggingface
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.huggingface import CONFIG_FILE, read_config
-from shiplap.models.stored import Stored, huggingface_names
-from shiplap.models.stored_llmc import llmc_names
+from shiplap.families import Stored, huggingface_names, llmc_names
+from shiplap.families.config_json import CONFIG_FILE, read_config
 
 _ROWS_AT_A_TIME = 4096
 
@@ -24,7 +23,7 @@ class StoredModel:
     """A model on disk, all of whose tensors are known to be there.
 
     Attributes:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: sizes of the model.
         num_elements: in all its parameters.
         files: its tensors.

@@ -63,7 +63,7 @@ def explain(family: str, config: TrainConfig) -> list[Site]:
     """Every site of every kind of layer of the model that `shiplap train` would train with the same options.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run.
 
     Raises:

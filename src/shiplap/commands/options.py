@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar, get_args
 
 from shiplap.config import UserError
-from shiplap.config.presets import PRESETS
 from shiplap.dist.agreement import AgreedError
+from shiplap.families import FAMILIES
 
 Config = TypeVar("Config")
 
@@ -32,16 +32,16 @@ def parse_run(
     Raises:
         UserError: there is no family, or one that does not exist; or as in `parse_config`.
     """
-    first = next(iter(PRESETS))
+    first = next(iter(FAMILIES))
     if not arguments:
-        raise UserError(f"{verb} needs the name of a model: {', '.join(PRESETS)}. For example: shiplap {verb} {first}")
+        raise UserError(f"{verb} needs the name of a model: {', '.join(FAMILIES)}. For example: shiplap {verb} {first}")
     family, *flags = arguments
     if family in ("-h", "--help"):
-        print(f"usage: shiplap {verb} {'|'.join(PRESETS)} [OPTIONS]\n\n{description}")
+        print(f"usage: shiplap {verb} {'|'.join(FAMILIES)} [OPTIONS]\n\n{description}")
         print(f"`shiplap {verb} {first} --help` lists the options.")
         return None
-    if family not in PRESETS:
-        raise UserError(f"{verb}: there is no model {family}{did_you_mean(family, PRESETS)}")
+    if family not in FAMILIES:
+        raise UserError(f"{verb}: there is no model {family}{did_you_mean(family, FAMILIES)}")
     return family, parse_config(config, flags, prog=f"shiplap {verb} {family}", description=description)
 
 

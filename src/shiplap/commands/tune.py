@@ -103,7 +103,7 @@ def measure_plan(family: str, config: TuneConfig) -> None:
     """Measure, show and write a plan, as one rank of the job in whose `joined_world` this is called.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: what was asked for.
 
     Raises:

@@ -4,13 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from shiplap.config.huggingface import read_config
-from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
-from shiplap.config.model import TransformerConfig
 from shiplap.config.option import UserError, check_at_least, flag_of, option
 from shiplap.config.parallel import ModelParallelConfig, PlanOptions
-from shiplap.config.presets import preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,40 +63,11 @@ class ModelOptions:
                     "Drop one of the two."
                 )
 
-    def resolve(self, family: str) -> TransformerConfig:
-        """The preset's or the checkpoint's sizes, with the overrides applied.
-
-        Raises:
-            UserError: unknown preset, a checkpoint that cannot be used, or sizes that do not fit together.
-        """
-        names = {field.name for field in dataclasses.fields(TransformerConfig)}
-        asked = {name: value for name, value in vars(self).items() if name in names and value is not None}
-        if self.hf_checkpoint is not None:
-            _, model = read_config(self.hf_checkpoint, family)
-        elif self.llmc_filepath is not None:
-            model = read_llmc_header(self.llmc_filepath, family=family).config
-        else:
-            return dataclasses.replace(preset(family, self.preset or f"{family}-debug"), **asked)
-        if self.max_sequence_length is not None:
-            _check_length(self.max_sequence_length, model.max_sequence_length, family=family)
-        return dataclasses.replace(model, **asked)
-
 
 # What may be said about a model that is there already: it changes no weight's shape.
 _BESIDE_A_CHECKPOINT = (
     "hf_checkpoint", "llmc_filepath", "max_sequence_length", "router_aux_loss_coefficient", "dropout", "recompute",
 )  # fmt: skip
-
-
-def _check_length(asked: int, longest: int, *, family: str) -> None:
-    """Refuse a length that a checkpoint does not have."""
-    if family == "gpt2" and asked != longest:
-        raise UserError(
-            f"--max-sequence-length {asked}: the checkpoint has a learned vector for each of its {longest} positions. "
-            "Drop the flag; --sequence-length may be smaller."
-        )
-    if asked > longest:
-        raise UserError(f"--max-sequence-length {asked} is more than the checkpoint's {longest}; it can only be less.")
 
 
 @dataclass(frozen=True, kw_only=True)

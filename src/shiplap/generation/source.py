@@ -6,9 +6,9 @@ from pathlib import Path
 
 from shiplap.checkpoint import check_huggingface, newest_checkpoint, read_adapters
 from shiplap.config import TransformerConfig, UserError
-from shiplap.config.huggingface import read_config
 from shiplap.config.json_fields import read_json_object
 from shiplap.data import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, open_tokenizer
+from shiplap.families.config_json import read_config
 from shiplap.generation.options import GenerateConfig, TextOptions
 
 

@@ -86,7 +86,7 @@ def parallel_layers(model: DecoderModel) -> Iterator[ParallelLayer]:
             adapter = module.adapter
             adapter = adapter if isinstance(adapter, LowRankAdapter) and not adapter.merged else None
             # All take rows of the residual stream or make them, experts' too; h of an adapter travels with x.
-            width = model.hidden_size
+            width = model.config.hidden_size
             if is_column and adapter is not None:
                 width += adapter.down.shape[0]
             into = before[path.rpartition(".")[0]] if is_column else any_before

@@ -8,8 +8,7 @@ from shiplap.config import TransformerConfig
 from shiplap.config.train import TrainConfig
 from shiplap.dist.collectives import RankGroup
 from shiplap.lora import Adapters, add_adapters
-from shiplap.models.decoder import DecoderModel
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import DecoderModel, build_model
 from shiplap.parallel import apply_recompute
 
 
@@ -37,9 +36,9 @@ def skeleton(
     from a checkpoint change none of that.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run.
-        model: sizes, from `config.model.resolve`.
+        model: sizes, from `shiplap.checkpoint.sizes`.
         adapters: what is trained instead of the model's own weights; None: those are.
         rank: among the TP ranks.
 

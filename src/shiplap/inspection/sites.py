@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Literal
 
 from shiplap.config import ModelParallelConfig, TrainConfig
+from shiplap.dist.collectives import size_of
 from shiplap.inspection.layers import Kind, ParallelLayer, parallel_layers
 from shiplap.models.decoder import DecoderModel
 from shiplap.overlap.plan import ColumnPlan, RowPlan, column_plan, row_plan
@@ -157,7 +158,7 @@ def communication_sites(
         sequence_length: tokens in a sequence, before padding.
         dtype: `float32` or `bfloat16`, that it computes in.
     """
-    padded = sequence_length + -sequence_length % model.sequence_multiple
+    padded = sequence_length + -sequence_length % size_of(model.token_group)
     feature_bytes = padded * batch_size * BYTES_OF[dtype]
     return _fold(
         [

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shiplap.config import TransformerConfig, UserError
-from shiplap.models.stored import Stored, huggingface_names
+from shiplap.families import Stored, huggingface_names
 
 ALL_LINEAR = "all-linear"
 _LAYER = re.compile(r"(blocks\.\d+\.(?:attention|mlp)\.(qkv|proj|fc1|fc2))\.weight")

@@ -1,6 +1,5 @@
 """What a model is built from."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -10,10 +9,12 @@ from torch import nn
 from shiplap.config.model import TransformerConfig
 from shiplap.config.parallel import ModelParallelConfig
 from shiplap.dist.collectives import Group
+from shiplap.families import Architecture
 from shiplap.layers.attention import SelfAttention
 from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.moe import MixtureOfExperts
-from shiplap.layers.positions import RotaryPositions
+from shiplap.layers.norm import LayerNorm, RMSNorm
+from shiplap.layers.positions import LearnedPositions, RotaryPositions
 from shiplap.tensor_parallel.parameters import ByName
 
 
@@ -37,12 +38,14 @@ class Build:
     """Sizes, topology, and what follows from them for the parts.
 
     Attributes:
+        architecture: what the blocks are made of.
         config: sizes of the full model.
         parallel: topology and switches.
         group: the TP ranks.
         stage: the part to build; None: the whole model.
     """
 
+    architecture: Architecture
     config: TransformerConfig
     parallel: ModelParallelConfig
     group: Group
@@ -74,31 +77,44 @@ class Build:
     def _normal(self, std: float) -> ByName:
         return ByName(partial(nn.init.normal_, std=std))
 
-    def attention(
-        self,
-        *,
-        bias: bool,
-        positions: RotaryPositions | None = None,
-        query_key_norm: Callable[[], nn.Module] | None = None,
-    ) -> SelfAttention:
-        """A block's attention; what families differ in are arguments, those of `SelfAttention`."""
+    def norm(self) -> LayerNorm | RMSNorm:
+        """A norm of the residual stream."""
+        kind = LayerNorm if self.architecture.norm == "layer" else RMSNorm
+        return kind(self.config.hidden_size, eps=self.config.norm_epsilon, group=self.token_group)
+
+    def learned_positions(self) -> LearnedPositions | None:
+        """What adds positions to the embedding; None where attention knows them."""
+        if self.architecture.positions != "learned":
+            return None
+        config = self.config
+        return LearnedPositions(config.max_sequence_length, config.hidden_size, group=self.token_group, init=self.init)
+
+    def attention(self) -> SelfAttention:
+        """A block's attention."""
+        config, architecture = self.config, self.architecture
+        rotary = None
+        if architecture.positions == "rotary":
+            rotary = RotaryPositions(config.head_size, theta=config.rope_theta, scaling=config.rope_scaling)
+        # A rank sees its own heads only, with and without sequence parallelism.
+        norm = partial(RMSNorm, config.head_size, eps=config.norm_epsilon, group=self.group)
         return SelfAttention(
-            self.config.hidden_size,
-            self.config.num_attention_heads,
-            num_key_value_heads=self.config.key_value_heads,
-            head_size=self.config.head_size,
+            config.hidden_size,
+            config.num_attention_heads,
+            num_key_value_heads=config.key_value_heads,
+            head_size=config.head_size,
             parallel=self.parallel,
             group=self.group,
-            bias=bias,
-            dropout=self.config.dropout,
+            bias=architecture.has_biases,
+            dropout=config.dropout,
             init=self.init,
             output_init=self.output_init,
-            positions=positions,
-            query_key_norm=query_key_norm,
+            positions=rotary,
+            query_key_norm=norm if architecture.has_query_key_norm else None,
         )
 
-    def mlp(self, kind: type[GeluMLP] | type[SwigluMLP]) -> GeluMLP | SwigluMLP:
-        """A block's feed-forward layer, of the given kind."""
+    def mlp(self) -> GeluMLP | SwigluMLP:
+        """A block's feed-forward layer."""
+        kind = GeluMLP if self.architecture.feed_forward == "gelu" else SwigluMLP
         return kind(
             self.config.hidden_size,
             self.config.ffn_hidden_size,

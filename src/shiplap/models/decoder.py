@@ -6,15 +6,19 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shiplap.dist.collectives import size_of
+from shiplap.config.model import TransformerConfig
+from shiplap.config.parallel import ModelParallelConfig
+from shiplap.dist.collectives import Group, size_of
+from shiplap.families import FAMILIES
 from shiplap.layers.cache import KeyValueCache
 from shiplap.layers.dropout import Dropout
-from shiplap.layers.moe import Balance, Routing
+from shiplap.layers.moe import Balance, Routing, balance
 from shiplap.models.block import DecoderBlock
-from shiplap.models.build import Build
+from shiplap.models.build import Build, Stage
 from shiplap.models.head import OutputHead
 from shiplap.tensor_parallel.embedding import VOCABULARY, VocabParallelEmbedding
 from shiplap.tensor_parallel.linear import ColumnParallelLinear
+from shiplap.tensor_parallel.parameters import draw_by_name
 
 
 class Hidden(NamedTuple):
@@ -32,7 +36,7 @@ class Hidden(NamedTuple):
 
 
 class DecoderModel(nn.Module):
-    """A decoder-only model; this rank's part of it. Families say what their parts are.
+    """A decoder-only model; this rank's part of it. What its parts are, the family says.
 
     It can be cut: a stage has some of the blocks, called as in the whole model, and the ends or not. Stages in a row
     compute `head_of(through_blocks(… through_blocks(embed(tokens))))`, which is what `forward` is.
@@ -47,8 +51,9 @@ class DecoderModel(nn.Module):
         super().__init__()
         config, parallel, group, stage = build.config, build.parallel, build.group, build.built_stage
         config.check_divisible_by(parallel.tensor_parallel_size)
-        self.hidden_size = config.hidden_size
-        self.sequence_multiple = size_of(build.token_group)
+        self.config = config
+        self.token_group = build.token_group
+        self._balance: Balance | None = None
         self.embedding: VocabParallelEmbedding | None = None
         self.positions: nn.Module | None = None
         self.final_norm: nn.Module | None = None
@@ -59,19 +64,19 @@ class DecoderModel(nn.Module):
                 config.vocab_size, config.hidden_size, config=parallel, group=group, init=build.init
             )
         if stage.has_embedding:
-            self.positions = self.make_positions(build)
+            self.positions = build.learned_positions()
         self.dropout = Dropout(config.dropout, group=build.token_group)
         self.blocks = nn.ModuleDict({str(number): self._make_block(build) for number in stage.blocks})
         if stage.has_head:
-            self.final_norm = self.make_norm(build)
+            self.final_norm = build.norm()
             self.head = self._make_head(build)
 
     def _make_block(self, build: Build) -> DecoderBlock:
         return DecoderBlock(
-            attention_norm=self.make_norm(build),
-            attention=self.make_attention(build),
-            mlp_norm=self.make_norm(build),
-            mlp=self.make_mlp(build),
+            attention_norm=build.norm(),
+            attention=build.attention(),
+            mlp_norm=build.norm(),
+            mlp=build.experts() if build.architecture.has_experts else build.mlp(),
             dropout=Dropout(build.config.dropout, group=build.token_group),
         )
 
@@ -89,29 +94,10 @@ class DecoderModel(nn.Module):
         )
         return OutputHead(projection, vocab_size=config.vocab_size, group=build.group, token_group=build.token_group)
 
-    def make_positions(self, build: Build) -> nn.Module | None:
-        """What adds positions to the embedding; None where attention knows them."""
-        return None
-
-    def make_norm(self, build: Build) -> nn.Module:
-        """A norm of the residual stream."""
-        raise NotImplementedError
-
-    def make_attention(self, build: Build) -> nn.Module:
-        """A block's attention."""
-        raise NotImplementedError
-
-    def make_mlp(self, build: Build) -> nn.Module:
-        """A block's feed-forward layer."""
-        raise NotImplementedError
-
-    def auxiliary_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
-        """What training adds to the cross-entropy, a scalar; only families with experts have something to add."""
-        raise NotImplementedError
-
     def take_balance(self) -> Balance | None:
-        """How evenly experts were used in training since this was last asked; None without experts."""
-        return None
+        """How evenly experts were used in training since this was last asked, of this replica; None without experts."""
+        taken, self._balance = self._balance, None
+        return taken
 
     def forward(
         self,
@@ -140,7 +126,7 @@ class DecoderModel(nn.Module):
         """The tokens' vectors, with their positions where these are learned. The first stage has this."""
         assert self.embedding is not None
         sequence_length = tokens_BS.shape[1]
-        tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % self.sequence_multiple))
+        tokens_SB = F.pad(tokens_BS.t(), (0, 0, 0, -sequence_length % size_of(self.token_group)))
         x = self.embedding(tokens_SB)
         if self.positions is not None:
             start = 0 if cache is None else cache.length
@@ -159,9 +145,16 @@ class DecoderModel(nn.Module):
             cache.end()
         loss = hidden.auxiliary_loss
         if routings and self.training:
-            here = self.auxiliary_loss(routings, hidden.sequence_length)
+            here = self._balance_loss(routings, hidden.sequence_length)
             loss = here if loss is None else loss + here
         return Hidden(x, hidden.sequence_length, loss)
+
+    def _balance_loss(self, routings: Sequence[Routing], sequence_length: int) -> Tensor:
+        here = balance(
+            routings, sequence_length=sequence_length, group=self.token_group, num_layers=self.config.num_layers
+        )
+        self._balance = here.detach() if self._balance is None else self._balance + here.detach()
+        return self.config.router_aux_loss_coefficient * here.loss
 
     def head_of(self, hidden: Hidden, targets_BS: Tensor | None = None, *, last_only: bool = False) -> Tensor:
         """The loss or the logits, as `forward` gives them. The last stage has this."""
@@ -173,3 +166,33 @@ class DecoderModel(nn.Module):
             return logits_of(x, hidden.sequence_length)
         loss = self.head.loss(x, targets_BS)
         return loss if hidden.auxiliary_loss is None else loss + hidden.auxiliary_loss
+
+
+def build_model(
+    family: str,
+    config: TransformerConfig,
+    *,
+    parallel: ModelParallelConfig,
+    group: Group,
+    seed: int | None,
+    stage: Stage | None = None,
+) -> DecoderModel:
+    """Build this rank's part of a model, on the CPU in float32.
+
+    Args:
+        family: a key of `shiplap.families.FAMILIES`.
+        config: sizes of the full model.
+        parallel: topology and switches.
+        group: the TP ranks.
+        seed: of the initial weights; None leaves all but norms and biases as memory happens to be, for a loader.
+        stage: the part to build; None: the whole model.
+
+    Raises:
+        UserError: the TP size does not divide heads, hidden or feed-forward size.
+    """
+    model = DecoderModel(
+        Build(architecture=FAMILIES[family].architecture, config=config, parallel=parallel, group=group, stage=stage)
+    )
+    if seed is not None:
+        draw_by_name(model, seed=seed, group=group)
+    return model

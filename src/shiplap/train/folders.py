@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shiplap.checkpoint import check_can_write
 from shiplap.config import TrainConfig, TransformerConfig, UserError
-from shiplap.config.huggingface import to_huggingface
+from shiplap.families.config_json import to_huggingface
 
 
 def claim_run_folder(asked: str | None, family: str, *, flag: str = "--run-dir") -> Path:

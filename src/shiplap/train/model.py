@@ -11,8 +11,7 @@ from shiplap.dist import GlobalEnv
 from shiplap.dist.agreement import fail_together
 from shiplap.dist.collectives import Group
 from shiplap.lora import add_adapters, merged
-from shiplap.models.decoder import DecoderModel
-from shiplap.models.registry import build_model
+from shiplap.models.decoder import DecoderModel, build_model
 from shiplap.tensor_parallel.parameters import named_placements
 from shiplap.train.folders import adapters_folder, is_save_due, step_folder
 from shiplap.train.setup import Setup

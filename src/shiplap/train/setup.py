@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shiplap.checkpoint import check_huggingface, read_adapters
+from shiplap.checkpoint.llmc_header import read_llmc_header
+from shiplap.checkpoint.sizes import sizes_of_run
 from shiplap.config import TrainConfig, TransformerConfig, UserError
-from shiplap.config.llmc import read_llmc_header
 from shiplap.config.lora import LoraOptions
 from shiplap.config.option import flags_of
 from shiplap.data import ByteTokenizer, Data, open_data
@@ -138,7 +139,7 @@ def resolve_structure(family: str, config: TrainConfig) -> tuple[TransformerConf
     stages = config.parallel.pipeline_parallel_size
     if stages > 1:
         raise UserError(f"--pipeline-parallel {stages} is not supported by train yet; use 1.")
-    model = config.model.resolve(family)
+    model = sizes_of_run(config.model, family)
     model.check_divisible_by(config.parallel.tensor_parallel_size)
     if config.data.sequence_length > model.max_sequence_length:
         raise UserError(
@@ -196,7 +197,7 @@ def joined_run(family: str, config: TrainConfig) -> Iterator[GlobalEnv]:
     """Agree with the other ranks on what was asked for, and compute as `--deterministic` says while inside.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run; a verb may have added options of its own. All ranks must be started with the same.
 
     Raises:

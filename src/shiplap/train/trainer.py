@@ -26,7 +26,7 @@ def train(family: str, config: TrainConfig) -> None:
     """Train a model, as one rank of the job in whose `joined_world` this is called, or as a single process.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run.
 
     Raises:

@@ -7,7 +7,7 @@ From sizes alone, everything trained, no dropout unless the sizes say so, no rot
 
     workload = Workload(sequence=4096, batch=1, dtype="bfloat16")  # of shiplap.tuning.probe
     part = attention_part(sizes, parallel, workload, env)          # a TransformerConfig, a ModelParallelConfig
-    part = mlp_part(sizes, parallel, workload, env, kind=SwigluMLP)
+    part = mlp_part(sizes, parallel, workload, env, feed_forward="swiglu")
 
 or those of a model's block, from its skeleton, with all that it has: rotary positions, norms, adapters, recomputation:
 
@@ -31,7 +31,7 @@ and what it returns can be compared with `part.run(part.module)`. Peers (`shipla
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ from torch import Tensor, nn
 from shiplap.config import ModelParallelConfig, TransformerConfig
 from shiplap.dist import GlobalEnv
 from shiplap.dist.collectives import size_of
+from shiplap.families import Architecture
 from shiplap.inspection.layers import ParallelLayer, parallel_layers
-from shiplap.layers.mlp import GeluMLP, SwigluMLP
 from shiplap.layers.moe import MixtureOfExperts
 from shiplap.layers.norm import LayerNorm, RMSNorm
 from shiplap.models.block import DecoderBlock
@@ -210,7 +210,12 @@ def attention_part(
         bias: whether the projections have one.
     """
     with torch.device("meta"):
-        module = Build(config=sizes, parallel=parallel, group=env.group("tp")).attention(bias=bias)
+        module = Build(
+            architecture=Architecture(norm="rms", positions="learned", has_biases=bias, feed_forward="swiglu"),
+            config=sizes,
+            parallel=parallel,
+            group=env.group("tp"),
+        ).attention()
     return _new_part("attention", module, workload, env)
 
 
@@ -220,7 +225,7 @@ def mlp_part(
     workload: Workload,
     env: GlobalEnv,
     *,
-    kind: type[GeluMLP] | type[SwigluMLP] = SwigluMLP,
+    feed_forward: Literal["gelu", "swiglu"] = "swiglu",
 ) -> Part:
     """A feed-forward layer.
 
@@ -229,10 +234,15 @@ def mlp_part(
         parallel: the switches.
         workload: what it is run on.
         env: this rank's place.
-        kind: which of the two.
+        feed_forward: which of the two.
     """
     with torch.device("meta"):
-        module = Build(config=sizes, parallel=parallel, group=env.group("tp")).mlp(kind)
+        module = Build(
+            architecture=Architecture(norm="rms", positions="learned", has_biases=False, feed_forward=feed_forward),
+            config=sizes,
+            parallel=parallel,
+            group=env.group("tp"),
+        ).mlp()
     return _new_part("mlp", module, workload, env)
 
 

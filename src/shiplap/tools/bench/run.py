@@ -41,7 +41,7 @@ def bench(family: str, config: BenchConfig) -> None:
     """Measure, as one rank of the job in whose `joined_world` this is called.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run that it is about, and how it is measured.
 
     Raises:

@@ -43,7 +43,7 @@ def trace(family: str, config: TraceConfig) -> None:
     """Trace a run, as one rank of the job in whose `joined_world` this is called, or as a single process.
 
     Args:
-        family: a key of `shiplap.models.registry.FAMILIES`.
+        family: a key of `shiplap.families.FAMILIES`.
         config: the run, and which of its steps.
 
     Raises:

@@ -64,6 +64,7 @@ class LlmcHeader:
         config: the model's sizes.
         dtype: of all tensors, `float32` or `bfloat16`.
         num_bytes: of the header; the tensors follow it.
+        has_interleaved_heads: whether the two elements of a rotary pair stand next to each other.
         tensors: by the name that they have in llm.c's Python; only those that the model uses, and of a padded
             embedding only the rows that stand for tokens.
     """
@@ -72,6 +73,7 @@ class LlmcHeader:
     config: TransformerConfig
     dtype: str
     num_bytes: int
+    has_interleaved_heads: bool
     tensors: Mapping[str, LlmcTensor]
 
 
@@ -152,7 +154,14 @@ def _gpt2_header(path: str | Path, ints: tuple[int, ...], *, size: int) -> LlmcH
         )
     tensors = _places(_gpt2_order(config, padded))
     tensors["transformer.wte.weight"] = LlmcTensor(0, (vocabulary, hidden))
-    return LlmcHeader(family="gpt2", config=config, dtype=_DTYPES[ints[1]], num_bytes=_HEADER_BYTES, tensors=tensors)
+    return LlmcHeader(
+        family="gpt2",
+        config=config,
+        dtype=_DTYPES[ints[1]],
+        num_bytes=_HEADER_BYTES,
+        has_interleaved_heads=False,
+        tensors=tensors,
+    )
 
 
 def _llama3_header(path: str | Path, ints: tuple[int, ...], start: bytes, *, size: int) -> LlmcHeader:
@@ -188,7 +197,14 @@ def _llama3_header(path: str | Path, ints: tuple[int, ...], start: bytes, *, siz
         raise _NoModelError(f"heads of odd size {config.head_size} have no rotary pairs.")
     config = _with_ffn_size(path, config, order, payload=size - num_bytes, version=ints[1])
     tensors = {name: place for name, place in _places(order(config)).items() if not name.endswith(".bias")}
-    return LlmcHeader(family="llama3", config=config, dtype=_DTYPES[ints[1]], num_bytes=num_bytes, tensors=tensors)
+    return LlmcHeader(
+        family="llama3",
+        config=config,
+        dtype=_DTYPES[ints[1]],
+        num_bytes=num_bytes,
+        has_interleaved_heads=True,
+        tensors=tensors,
+    )
 
 
 def _sizes(**sizes: object) -> TransformerConfig:
