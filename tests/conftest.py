@@ -1,10 +1,20 @@
 """No test may be skipped unless it is known which, and why: a new skip fails the run."""
 
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
+
+from tests.distributed.ranks import RankPool
 
 RANKS = "ranks"
+TESTS = Path(__file__).parent
+QUICK = {
+    *(f"unit/test_{name}.py" for name in ("config", "house", "method", "placement", "plan", "optim", "topology")),
+    *(f"distributed/test_{name}.py" for name in ("compositions", "hot_path", "linear", "models", "pacing")),
+}
 KNOWN_SKIPS = {
     r"tests/gpu/.*": r"needs \d+ CUDA device\(s\), this machine has \d+",
     r"tests/distributed/test_topology\.py::test_process_groups_end.*": "threads are counted in /proc",
@@ -46,3 +56,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(RANKS))
+        if is_quick(item):
+            item.add_marker(pytest.mark.quick)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether a test is of the daily loop: the core, on one or two ranks, in float32."""
+    settings = item.callspec.params if hasattr(item, "callspec") else {}
+    is_small = settings.get("num_ranks", 2) <= 2 and settings.get("dtype", torch.float32) == torch.float32
+    return is_small and item.path.relative_to(TESTS).as_posix() in QUICK and item.get_closest_marker("full") is None
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], RankPool]]:
+    """`ranks(n)`: n ranks, started at the first use and kept for the session."""
+    pools: dict[int, RankPool] = {}
+    yield lambda num_ranks: pools.setdefault(num_ranks, RankPool(num_ranks))
+    for pool in pools.values():
+        pool.stop()

@@ -1,16 +1,20 @@
 """Ranks that start once and are used by many tests: importing torch costs more than most tests do."""
 
+import contextlib
+import io
 import multiprocessing
 import multiprocessing.connection
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -34,6 +38,18 @@ def _serve(rank: int, num_ranks: int, *, store: str, backend: str, commands: Con
         except BaseException:
             commands.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
     dist.destroy_process_group()
+
+
+def shiplap(arguments: Sequence[str], folder: Path | None = None) -> tuple[int, str, str]:
+    """Run `shiplap` on this rank as a launcher would, in a folder; exit code, output and errors."""
+    from shiplap.commands.main import main
+
+    place = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    out, err = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, place), contextlib.chdir(folder or Path.cwd()):
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(list(arguments))
+    return code, out.getvalue(), err.getvalue()
 
 
 class RankPool:

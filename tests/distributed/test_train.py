@@ -3,7 +3,6 @@
 Most run `shiplap` on ranks that are there already. What needs the launcher itself starts a real `shiplap`.
 """
 
-import io
 import json
 import os
 import re
@@ -11,19 +10,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from shiplap.commands.main import main
 from shiplap.data import write_token_file
 from shiplap.dist.launch import WorkerError, first_failure
-from tests.distributed.ranks import RankPool
+from tests.distributed.ranks import RankPool, shiplap
 
 Ranks = Callable[[int], RankPool]
 
@@ -37,13 +34,7 @@ OVERLAP = "--sequence-parallel --tp-comm-overlap --tp-comm-overlap-rs-dgrad"
 
 def command(arguments: list[str]) -> tuple[int, str, str]:
     """Run `shiplap` on this rank, with the arguments at its place if there are several; code, output and errors."""
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    own = arguments[rank % len(arguments)].split()
-    out, err = io.StringIO(), io.StringIO()
-    with patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}):
-        with redirect_stdout(out), redirect_stderr(err):
-            code = main(own)
-    return code, out.getvalue(), err.getvalue()
+    return shiplap(arguments[dist.get_rank() % len(arguments)].split())
 
 
 def metrics(pool: RankPool, arguments: str, folder: Path) -> list[dict[str, float]]:

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,12 @@ def test_no_file_but_its_own_names_a_method() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert node.value.partition(":")[0] not in names, f"{path}:{node.lineno}: {node.value}"
+
+
+def test_the_file_map_is_that_of_the_files() -> None:
+    check = subprocess.run([sys.executable, ROOT / "scripts" / "file_map.py", "--check"], check=False)
+    assert check.returncode == 0, "run scripts/file_map.py"
+
+
+def test_the_readme_can_be_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
