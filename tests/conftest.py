@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from tests.distributed.ranks import RankPool
+if TYPE_CHECKING:
+    from tests.distributed.ranks import RankPool
 
 RANKS = "ranks"
 TESTS = Path(__file__).parent
@@ -68,8 +70,10 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], RankPool]]:
+def ranks() -> Iterator["Callable[[int], RankPool]"]:
     """`ranks(n)`: n ranks, started at the first use and kept for the session."""
+    from tests.distributed.ranks import RankPool  # here: test_skips.py copies this file alone
+
     pools: dict[int, RankPool] = {}
     yield lambda num_ranks: pools.setdefault(num_ranks, RankPool(num_ranks))
     for pool in pools.values():
